@@ -129,7 +129,7 @@ class Recipe:
         """
         largest, p = self.format(role).max, self.parameters
         if self.name in ("delayed", "int8"):
-            return scales.te_current_scale(amax, self.scaled_max(role))
+            return scales.te_current_scale(amax, float(self.scaled_max(role)))
         if self.name in ("current", "current_pow2"):
             return scales.te_current_scale(amax, largest, bool(p["power_of_2"]), float(p["amax_epsilon"]))
         if self.name == "block":
@@ -163,23 +163,20 @@ class Recipe:
         return recipe_named(str(data["name"]), **data.get("parameters", {}))
 
 
-def recipe_named(name: str | Recipe, **parameters: Parameter) -> Recipe:
+def recipe_named(recipe: str | Recipe, **parameters: Parameter) -> Recipe:
     """The recipe of that name, e.g. ``recipe_named("delayed", history=16)`` or ``"delayed:history=16,hybrid=false"``.
 
     A Recipe is returned as it is, with the parameters given replaced. Parameters not given take their library's
     defaults. Unknown names, parameters and values raise a UsageError that lists the valid ones.
     """
-    given: dict[str, Parameter] = {}
-    if isinstance(name, Recipe):
-        name, given = name.name, dict(name.parameters)
-    name, _, rest = name.partition(":")
+    text = recipe.label if isinstance(recipe, Recipe) else recipe
+    name, _, rest = text.partition(":")
     if name not in _KINDS:
         raise UnknownNameError("recipe", name, list(_KINDS))
-    for item in filter(None, rest.split(",")):
-        key, _, value = item.partition("=")
-        given[key.strip()] = value.strip()
+    typed = (item.partition("=") for item in rest.split(",") if item)
+    given = {**{key.strip(): value.strip() for key, _, value in typed}, **parameters}
     defaults = _KINDS[name].defaults
-    for key in (given := {**given, **parameters}):
+    for key in given:
         if key not in defaults:
             raise UnknownNameError(f"parameter of recipe {name}", key, list(defaults))
     return Recipe(name, {k: _checked(name, k, given.get(k, v), v) for k, v in defaults.items()})
