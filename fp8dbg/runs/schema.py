@@ -92,7 +92,9 @@ _AMAX = Table(
         _RANK,
         _LAYER,
         Column("tensor", _TEXT, "", "role: input, weight or grad_output"),
-        Column("amax", _FLOAT, "", "largest finite absolute value; 0 for an all-zero tensor, NULL if nothing is finite"),
+        Column(
+            "amax", _FLOAT, "", "largest finite absolute value; 0 for an all-zero tensor, NULL if nothing is finite"
+        ),
         Column("scale", _FLOAT, "", "scale in force; NULL for scales finer than a tensor and where no recipe applies"),
         Column("nan", _INT, "", "NaN elements"),
         Column("inf", _INT, "", "infinite elements: above 0, the amax a host sees is Inf"),
@@ -128,7 +130,9 @@ _TENSORS = Table(
         Column("amin", _FLOAT, "", "smallest finite non-zero absolute value; NULL if there is none"),
         Column("mean", _FLOAT, "", "mean of the finite elements"),
         Column("rms", _FLOAT, "", "root mean square of the finite elements"),
-        Column("kurtosis", _FLOAT, "", "fourth central moment over squared variance (3 for a Gaussian), finite elements"),
+        Column(
+            "kurtosis", _FLOAT, "", "fourth central moment over squared variance (3 for a Gaussian), finite elements"
+        ),
         Column("peak_to_median", _FLOAT, "", "amax over the median absolute value of the non-zero elements"),
         Column("scale", _FLOAT, "", "scale in force, multiplied before the cast; NULL for scales finer than a tensor"),
         Column("scale_current", _FLOAT, "", "scale that current scaling would choose for this tensor"),
@@ -177,7 +181,9 @@ _GEMMS = Table(
         Column("error_from_a", _FLOAT, "", "rel_l2 with only the first operand quantised"),
         Column("error_from_b", _FLOAT, "", "rel_l2 with only the second operand quantised"),
         Column("error_unexplained", _FLOAT, "", "norm of real minus emulated FP8 output over the output's norm"),
-        Column("impact", _FLOAT, "loss", "first-order change of the loss by this GEMM's error, scaled to all rows; fprop"),
+        Column(
+            "impact", _FLOAT, "loss", "first-order change of the loss by this GEMM's error, scaled to all rows; fprop"
+        ),
         Column("sensitivity", _FLOAT, "loss^2", "sum over rows of (grad_output . error)^2, scaled to all rows; fprop"),
         Column("grad_alignment", _FLOAT, "", "<FP8 gradient, BF16 gradient> / |BF16 gradient|^2; dgrad and wgrad"),
     ),

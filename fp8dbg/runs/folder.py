@@ -1,0 +1,93 @@
+"""A run folder opened for reading, while the run is alive, finished or killed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fp8dbg.errors import RunFolderError
+from fp8dbg.runs import queries
+from fp8dbg.runs.dumps import Dump, find_dumps
+from fp8dbg.runs.reader import Contents, read_folder, sources_of
+from fp8dbg.runs.schema import TABLES
+from fp8dbg.runs.writer import RunWriter
+
+if TYPE_CHECKING:
+    import duckdb
+
+__all__ = ["Folder", "RunWriter", "open_folder"]
+
+
+class Folder:
+    """A run as tables.
+
+    Attributes:
+        path: the folder; the first of them where several were opened together.
+        paths: all of them.
+        meta: run.json as a dict; ``layers`` of all ranks together, and ``ranks``: each rank's own run.json.
+        problems: a sentence for each file that could not be read, or not to its end, and for what else a reader should
+            know. Everything else was read.
+        state: "alive" (some rank is being recorded, on this machine), "finished" (every rank was closed) or "killed".
+        connection: the DuckDB connection with a view for each of `tables`.
+    """
+
+    def __init__(self, contents: Sequence[Contents]) -> None:
+        self.paths = [c.path for c in contents]
+        self.path = self.paths[0]
+        self.meta: dict[str, Any] = contents[0].meta
+        self.problems: list[str] = [p for c in contents for p in c.problems]
+        states = [c.state for c in contents]
+        self.state = next((s for s in ("alive", "killed") if s in states), "finished")
+        self.connection: duckdb.DuckDBPyConnection = queries.connect(sources_of(contents))
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Names that a query can read from; all exist always, some may be empty."""
+        return (*TABLES, "tensor_ratios")
+
+    def sql(self, query: str, params: queries.Parameters = None) -> duckdb.DuckDBPyRelation:
+        """The relation of a query; ``.df()``, ``.arrow()``, ``.fetchall()`` run it.
+
+        Args:
+            query: one SELECT; nothing that writes, and nothing that reads other files.
+            params: values for ``$name`` (a mapping) or ``?`` (a sequence).
+
+        Raises:
+            QueryError: DuckDB refuses the query; the message is one line and names what is valid.
+        """
+        return queries.run(self.connection, query, params)
+
+    def rows(self, query: str, params: queries.Parameters = None) -> list[dict[str, Any]]:
+        """The result of a query as row objects; raises as `sql` does, also for what fails while it runs."""
+        return queries.rows(self.connection, query, params)
+
+    def dumps(self, layer: str | None = None, tensor: str | None = None) -> list[Dump]:
+        """Saved tensors by step, rank, layer and tensor; only those of the given names."""
+        return [dump for path in self.paths for dump in find_dumps(path, layer, tensor)[0]]
+
+    def close(self) -> None:
+        """Close the connection; relations made from it end with it."""
+        self.connection.close()
+
+    def __enter__(self) -> Folder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_folder(path: str | Path | Iterable[str | Path]) -> Folder:
+    """Open a run folder, or the folders of several ranks of one run, for reading.
+
+    Args:
+        path: one folder or several.
+
+    Raises:
+        RunFolderError: a folder is missing, empty, of something else, or of a newer schema.
+    """
+    paths = [Path(path)] if isinstance(path, (str, Path)) else [Path(p) for p in path]
+    if not paths:
+        raise RunFolderError("No run folder was given.", "Give at least one.")
+    distinct = {p.resolve(): p for p in reversed(paths)}
+    return Folder([read_folder(p) for p in reversed(distinct.values())])
