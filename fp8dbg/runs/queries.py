@@ -15,6 +15,7 @@ import duckdb
 
 from fp8dbg import reports
 from fp8dbg.errors import QueryError, UnknownNameError
+from fp8dbg.runs.merged import MERGED
 from fp8dbg.runs.readonly import why_refused
 from fp8dbg.runs.schema import TABLES
 from fp8dbg.runs.views import Source, parquet_sql, quoted, ratios_sql, view_sql
@@ -43,6 +44,8 @@ def connect(sources: Sequence[Source]) -> duckdb.DuckDBPyConnection:
         mine = [s for s in sources if s.table == table]
         connection.execute(view_sql(table, [(s, _rows_sql(connection, s)) for s in mine]))
     connection.execute(ratios_sql())
+    for name, select in MERGED.items():
+        connection.execute(f"CREATE VIEW {name} AS {select}")
     allowed = ", ".join(quoted(f) for s in sources for f in s.files)
     connection.execute(f"SET allowed_paths = [{allowed}]")
     connection.execute("SET enable_external_access = false")
@@ -189,7 +192,14 @@ def ask(folder: Folder, question: str, **parameters: Any) -> list[dict[str, Any]
             raise UnknownNameError(f"parameter of {question}", name, list(asked.parameters))
         _check_type(question, asked.parameters[name], value)
         values[name] = value
+    _keep_merged(folder.connection, asked.reads)
     return rows(folder.connection, asked.sql, values)
+
+
+def _keep_merged(connection: duckdb.DuckDBPyConnection, reads: Sequence[str]) -> None:
+    """Merging is most of a question's cost: its result is kept as a temporary table, which hides the view."""
+    for name in set(reads) & set(MERGED):
+        connection.execute(f"CREATE TEMP TABLE IF NOT EXISTS {name} AS SELECT * FROM main.{name}")
 
 
 def rows(connection: duckdb.DuckDBPyConnection, sql: str, params: Parameters = None) -> list[dict[str, Any]]:

@@ -1,0 +1,37 @@
+-- Question: How did each operand's amax sit under its scale in force, over every step?
+-- Reads: amax
+-- Parameters: none
+-- Columns:
+--   layer: layer
+--   tensor: role of the tensor
+--   first_step: first step recorded
+--   last_step: last step recorded
+--   rows: number of rows
+--   smallest_scale: smallest scale in force
+--   largest_scale: largest scale in force
+--   rows_at_one: rows whose scale was exactly 1
+--   last_at_one: last step whose scale was exactly 1
+--   first_not_at_one: first step whose scale was not 1
+--   usual_reach: median of log2(scale x amax), where the largest value lands; log2 of the format's maximum is full use
+--   spread_reach: median absolute deviation of the reach
+--   highest_reach: largest reach
+--   highest_at: step of the largest reach
+--   rows_infinite: rows with an infinite element
+--   first_infinite: first step with an infinite element
+select
+    layer, tensor,
+    min(step) as first_step, max(step) as last_step, count(*) as rows,
+    min(scale) as smallest_scale, max(scale) as largest_scale,
+    count(*) filter (where scale = 1) as rows_at_one,
+    max(step) filter (where scale = 1) as last_at_one,
+    min(step) filter (where scale <> 1) as first_not_at_one,
+    median(log2(scale * amax)) filter (where scale > 0 and amax > 0) as usual_reach,
+    mad(log2(scale * amax)) filter (where scale > 0 and amax > 0) as spread_reach,
+    max(log2(scale * amax)) filter (where scale > 0 and amax > 0) as highest_reach,
+    arg_max(step, log2(scale * amax)) filter (where scale > 0 and amax > 0) as highest_at,
+    count(*) filter (where inf > 0) as rows_infinite,
+    min(step) filter (where inf > 0) as first_infinite
+from amax
+where scale is not null
+group by layer, tensor
+order by layer, tensor

@@ -1,0 +1,56 @@
+-- Question: When did a figure of a tensor go beyond its limit, and for how long?
+-- Reads: tensor_steps
+-- Parameters:
+--   limits (text, default NULL): a JSON list of objects with layer, tensor, what_if (may be null), figure and limit; figure is one of underflow_ratio, saturated_ratio, rel_l2, gain, peak_to_median, kurtosis, amax, scale_excess (scale_delta) or scale_shortfall (minus scale_delta)
+-- Columns:
+--   layer: layer
+--   tensor: role of the tensor
+--   what_if: recipe that is not in force; NULL: in force
+--   figure: the figure
+--   limit: its limit
+--   first_step: first sampled step of an unbroken stretch beyond the limit
+--   last_step: last sampled step of that stretch
+--   steps: number of sampled steps in it
+--   worst: the figure's largest value in it
+--   worst_step: step of that value
+--   total_steps: number of sampled steps with this figure, in and out of stretches
+with limits as (
+    select unnest(
+        from_json($limits, '[{"layer": "VARCHAR", "tensor": "VARCHAR", "what_if": "VARCHAR", "figure": "VARCHAR", "limit": "DOUBLE"}]'),
+        recursive := true
+    )
+),
+chosen as (
+    select
+        l.layer, l.tensor, l.what_if, l.figure, l."limit", t.step,
+        case l.figure
+            when 'underflow_ratio' then t.underflow_ratio
+            when 'saturated_ratio' then t.saturated_ratio
+            when 'rel_l2' then t.rel_l2
+            when 'gain' then t.gain
+            when 'peak_to_median' then t.peak_to_median
+            when 'kurtosis' then t.kurtosis
+            when 'amax' then t.amax
+            when 'scale_excess' then t.scale_delta
+            when 'scale_shortfall' then -t.scale_delta
+        end as figure_value
+    from tensor_steps as t
+    join limits as l on t.layer = l.layer and t.tensor = l.tensor and t.what_if is not distinct from l.what_if
+),
+numbered as (
+    select
+        *, figure_value > "limit" as beyond,
+        row_number() over (partition by layer, tensor, what_if, figure order by step)
+        - row_number() over (partition by layer, tensor, what_if, figure, figure_value > "limit" order by step) as stretch,
+        count(*) over (partition by layer, tensor, what_if, figure) as total_steps
+    from chosen
+    where figure_value is not null
+)
+select
+    layer, tensor, what_if, figure, "limit",
+    min(step) as first_step, max(step) as last_step, count(*) as steps,
+    max(figure_value) as worst, arg_max(step, figure_value) as worst_step, any_value(total_steps) as total_steps
+from numbered
+where beyond
+group by layer, tensor, what_if, figure, "limit", stretch
+order by layer, tensor, what_if, figure, first_step

@@ -1,0 +1,67 @@
+-- Question: What did each figure of each tensor usually measure, and how far did it ever go?
+-- Reads: tensor_steps
+-- Parameters:
+--   healthy_from (integer, default NULL): first step of the window that "usual" is taken over
+--   healthy_to (integer, default NULL): last step of that window
+-- Columns:
+--   layer: layer
+--   tensor: role of the tensor
+--   what_if: recipe that is not in force but was computed for comparison; NULL: in force
+--   host: library whose layer this is
+--   recipe: recipe the figures are for; NULL for a result that no recipe quantises
+--   format: number format
+--   granularity: elements that share a scale
+--   dtype: dtype the figures were taken in
+--   first_step: first sampled step with this tensor
+--   last_step: last sampled step with this tensor
+--   steps: number of sampled steps with this tensor
+--   steps_all_zero: sampled steps on which every element was zero
+--   steps_non_finite: sampled steps on which an element was NaN or infinite
+--   steps_initial: sampled steps on which the scale had never been updated
+--   usual_underflow_ratio: median over the window of underflow over non-zero finite elements
+--   spread_underflow_ratio: median absolute deviation of that ratio in the window
+--   worst_underflow_ratio: largest ratio of the run
+--   usual_saturated_ratio: median over the window of saturated over finite elements
+--   spread_saturated_ratio: median absolute deviation of that ratio in the window
+--   worst_saturated_ratio: largest ratio of the run
+--   usual_rel_l2: median over the window of rel_l2
+--   spread_rel_l2: median absolute deviation of rel_l2 in the window
+--   worst_rel_l2: largest rel_l2 of the run
+--   usual_gain: median over the window of the absolute log2 of norm_ratio
+--   spread_gain: median absolute deviation of the gain in the window
+--   worst_gain: largest gain of the run
+--   usual_peak_to_median: median over the window of peak_to_median
+--   worst_peak_to_median: largest peak_to_median of the run
+--   usual_scale_delta: median over the window of scale_delta
+--   lowest_scale_delta: smallest scale_delta of the run
+--   highest_scale_delta: largest scale_delta of the run
+--   worst_at: step on which the ratio of underflow plus saturated, and then rel_l2, was largest
+select
+    layer, tensor, what_if,
+    any_value(host) as host, any_value(recipe) as recipe, any_value(format) as format,
+    any_value(granularity) as granularity, any_value(dtype) as dtype,
+    min(step) as first_step, max(step) as last_step, count(*) as steps,
+    count(*) filter (where numel > 0 and zeros = numel) as steps_all_zero,
+    count(*) filter (where nan + inf > 0) as steps_non_finite,
+    count(*) filter (where scale_source = 'initial') as steps_initial,
+    median(underflow_ratio) filter (where step between $healthy_from and $healthy_to) as usual_underflow_ratio,
+    mad(underflow_ratio) filter (where step between $healthy_from and $healthy_to) as spread_underflow_ratio,
+    max(underflow_ratio) as worst_underflow_ratio,
+    median(saturated_ratio) filter (where step between $healthy_from and $healthy_to) as usual_saturated_ratio,
+    mad(saturated_ratio) filter (where step between $healthy_from and $healthy_to) as spread_saturated_ratio,
+    max(saturated_ratio) as worst_saturated_ratio,
+    median(rel_l2) filter (where step between $healthy_from and $healthy_to) as usual_rel_l2,
+    mad(rel_l2) filter (where step between $healthy_from and $healthy_to) as spread_rel_l2,
+    max(rel_l2) as worst_rel_l2,
+    median(gain) filter (where step between $healthy_from and $healthy_to) as usual_gain,
+    mad(gain) filter (where step between $healthy_from and $healthy_to) as spread_gain,
+    max(gain) as worst_gain,
+    median(peak_to_median) filter (where step between $healthy_from and $healthy_to) as usual_peak_to_median,
+    max(peak_to_median) as worst_peak_to_median,
+    median(scale_delta) filter (where step between $healthy_from and $healthy_to) as usual_scale_delta,
+    min(scale_delta) as lowest_scale_delta,
+    max(scale_delta) as highest_scale_delta,
+    arg_max(step, coalesce(underflow_ratio, 0) + coalesce(saturated_ratio, 0) + 1e-3 * coalesce(rel_l2, 0)) as worst_at
+from tensor_steps
+group by layer, tensor, what_if
+order by layer, tensor, what_if
