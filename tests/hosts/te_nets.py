@@ -1,0 +1,66 @@
+"""Small Transformer Engine networks and recipes, under the names of either version."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+RECIPES = ("delayed", "current", "block", "mxfp8")
+
+
+def recipe(name: str, **arguments: Any) -> Any:
+    """A Transformer Engine recipe by fp8dbg's name for it."""
+    from transformer_engine.common import recipe as recipes
+
+    made = {
+        "delayed": recipes.DelayedScaling,
+        "current": recipes.Float8CurrentScaling,
+        "block": recipes.Float8BlockScaling,
+        "mxfp8": recipes.MXFP8BlockScaling,
+    }[name]
+    if name == "delayed":
+        arguments.setdefault("amax_history_len", 4)
+    return made(**arguments)
+
+
+def autocast(te: Any, fp8_recipe: Any, enabled: bool = True) -> AbstractContextManager[Any]:
+    """``te.autocast``, or ``te.fp8_autocast`` before TE 2.9."""
+    if hasattr(te, "autocast"):
+        return te.autocast(enabled=enabled, recipe=fp8_recipe)  # type: ignore[no-any-return]
+    return te.fp8_autocast(enabled=enabled, fp8_recipe=fp8_recipe)  # type: ignore[no-any-return]
+
+
+def four_layers(te: Any, seed: int = 0, **arguments: Any) -> torch.nn.Sequential:
+    """Linear, LayerNormLinear, LayerNormMLP (two GEMM layers), Linear; 128 features in and out, BF16."""
+    torch.manual_seed(seed)
+    arguments = {"params_dtype": torch.bfloat16, **arguments}
+    return torch.nn.Sequential(
+        te.Linear(128, 256, **arguments),
+        te.LayerNormLinear(256, 128, **arguments),
+        te.LayerNormMLP(128, 256, activation="swiglu", normalization="RMSNorm", **arguments),
+        te.Linear(128, 128, **arguments),
+    )
+
+
+def batch(seed: int, tokens: int = 64) -> torch.Tensor:
+    """[tokens, 128] BF16 noise, its own generator."""
+    return torch.randn(tokens, 128, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def train(te: Any, net: torch.nn.Module, fp8_recipe: Any, steps: int, microbatches: int = 1) -> list[float]:
+    """Losses of learning one batch by heart (its features turned by one); ``fp8_recipe`` None trains in BF16."""
+    optimizer = torch.optim.AdamW(net.parameters(), lr=5e-3)
+    losses = []
+    for _ in range(steps):
+        for microbatch in range(microbatches):
+            x = batch(microbatch)
+            with autocast(te, fp8_recipe, fp8_recipe is not None):
+                y = net(x)
+            loss = (y.float() - x.float().roll(1, -1)).pow(2).mean()
+            loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
