@@ -58,24 +58,18 @@ def save_dump(folder: Path, rank: int, step: int, layer: str, tensor: str, value
     return path
 
 
-def find_dumps(folder: Path, layer: str | None = None, tensor: str | None = None) -> tuple[list[Dump], list[str]]:
-    """Dumps in a folder by step, rank, layer, tensor, and a sentence for each file that is none.
+def find_dumps(folder: Path, layer: str | None = None, tensor: str | None = None) -> list[Dump]:
+    """Dumps in a folder by step, rank, layer and tensor; files that are none are passed over.
 
     Args:
         folder: the run folder.
         layer, tensor: only those of this name; None: all.
     """
-    found, problems = [], []
     ranks = [p for p in entries(folder / "dumps") if parse_rank_folder(p.name) is not None]
-    for path in (file for rank in ranks for step in entries(rank) for file in entries(step)):
-        if path.suffix != ".safetensors":
-            continue
-        dump = _read_names(path)
-        if dump is None:
-            problems.append(f"{path.relative_to(folder)} is not a readable dump.")
-        elif layer in (None, dump.layer) and tensor in (None, dump.tensor):
-            found.append(dump)
-    return sorted(found, key=lambda d: (d.step, d.rank, d.layer, d.tensor)), problems
+    files = (file for rank in ranks for step in entries(rank) for file in entries(step))
+    dumps = (_read_names(file) for file in files if file.suffix == ".safetensors")
+    found = [d for d in dumps if d is not None and layer in (None, d.layer) and tensor in (None, d.tensor)]
+    return sorted(found, key=lambda d: (d.step, d.rank, d.layer, d.tensor))
 
 
 def _read_names(path: Path) -> Dump | None:

@@ -80,7 +80,7 @@ def entries(folder: Path) -> list[Path]:
         return []
 
 
-def write_whole(path: Path, write: Callable[[IO[bytes]], None]) -> None:
+def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Write a file so that it is there whole or not at all: temporary name, fsync, rename, fsync of the folder.
 
     Args:

@@ -13,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from fp8dbg.errors import RunFolderError
 from fp8dbg.runs.files import is_regular, write_whole
 from fp8dbg.runs.schema import SCHEMA_VERSION
 
@@ -33,6 +34,12 @@ def run_json_name(rank: int) -> str:
     return "run.json" if rank == 0 else f"run.rank-{rank:05d}.json"
 
 
+def parse_run_json_name(name: str) -> int | None:
+    """Rank of a run.json's file name; None if it is no run.json's."""
+    found = re.fullmatch(r"run(?:\.rank-(\d{5,9}))?\.json", name)
+    return None if found is None else int(found[1] or 0)
+
+
 def new_fingerprint(rank: int) -> dict[str, Any]:
     """What every run folder says: schema, time of creation, versions, host, FP8-relevant environment."""
     return {
@@ -44,6 +51,25 @@ def new_fingerprint(rank: int) -> dict[str, Any]:
         "sessions": 0,
         "finished": False,
     }
+
+
+def continued(old: Mapping[str, Any], rank: int) -> dict[str, Any]:
+    """A fingerprint for one more session of a run: what the old one said stays where this session has no news."""
+    new = new_fingerprint(rank)
+    return {**old, **new, "created": old.get("created", new["created"])}
+
+
+def refuse_newer(path: Path, meta: Mapping[str, Any]) -> None:
+    """Refuse a folder that a newer fp8dbg recorded.
+
+    Raises:
+        RunFolderError: with both versions in it.
+    """
+    if meta["schema_version"] > SCHEMA_VERSION:
+        raise RunFolderError(
+            f"{path} was recorded with schema {meta['schema_version']}; this fp8dbg knows up to {SCHEMA_VERSION}.",
+            "Update fp8dbg.",
+        )
 
 
 def environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:

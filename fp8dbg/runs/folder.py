@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from fp8dbg.errors import RunFolderError
+from fp8dbg.errors import QueryError, RunFolderError
 from fp8dbg.runs import queries
 from fp8dbg.runs.dumps import Dump, find_dumps
-from fp8dbg.runs.reader import Contents, read_folder, sources_of
-from fp8dbg.runs.schema import TABLES
+from fp8dbg.runs.parts import why_unreadable
+from fp8dbg.runs.reader import Contents, read_folder
+from fp8dbg.runs.sources import resumed, sources_of
 from fp8dbg.runs.writer import RunWriter
 
 if TYPE_CHECKING:
     import duckdb
 
+T = TypeVar("T")
+
 __all__ = ["Folder", "RunWriter", "open_folder"]
 
 
 class Folder:
-    """A run as tables.
+    """A run as tables, as it was when it was opened.
 
     Attributes:
         path: the folder; the first of them where several were opened together.
         paths: all of them.
-        meta: run.json as a dict; ``layers`` of all ranks together, and ``ranks``: each rank's own run.json.
+        meta: run.json as a dict; ``layers`` of all ranks together, and ``ranks``: each rank's own run.json by number.
         problems: a sentence for each file that could not be read, or not to its end, and for what else a reader should
             know. Everything else was read.
         state: "alive" (some rank is being recorded, on this machine), "finished" (every rank was closed) or "killed".
@@ -36,15 +39,16 @@ class Folder:
         self.paths = [c.path for c in contents]
         self.path = self.paths[0]
         self.meta: dict[str, Any] = contents[0].meta
-        self.problems: list[str] = [p for c in contents for p in c.problems]
+        self.problems: list[str] = [p for c in contents for p in (*c.problems, *resumed(c))]
         states = [c.state for c in contents]
         self.state = next((s for s in ("alive", "killed") if s in states), "finished")
+        self._contents = contents
         self.connection: duckdb.DuckDBPyConnection = queries.connect(sources_of(contents))
 
     @property
     def tables(self) -> tuple[str, ...]:
         """Names that a query can read from; all exist always, some may be empty."""
-        return (*TABLES, "tensor_ratios")
+        return queries.VIEWS
 
     def sql(self, query: str, params: queries.Parameters = None) -> duckdb.DuckDBPyRelation:
         """The relation of a query; ``.df()``, ``.arrow()``, ``.fetchall()`` run it.
@@ -60,11 +64,23 @@ class Folder:
 
     def rows(self, query: str, params: queries.Parameters = None) -> list[dict[str, Any]]:
         """The result of a query as row objects; raises as `sql` does, also for what fails while it runs."""
-        return queries.rows(self.connection, query, params)
+        return self.reading(lambda connection: queries.rows(connection, query, params))
+
+    def reading(self, read: Callable[[duckdb.DuckDBPyConnection], T]) -> T:
+        """What ``read`` returns for the connection.
+
+        If it fails because a part is damaged inside, that part is left out, a problem names it, and it is called again.
+        """
+        try:
+            return read(self.connection)
+        except QueryError:
+            if not self._leave_out_damaged():
+                raise
+            return read(self.connection)
 
     def dumps(self, layer: str | None = None, tensor: str | None = None) -> list[Dump]:
         """Saved tensors by step, rank, layer and tensor; only those of the given names."""
-        return [dump for path in self.paths for dump in find_dumps(path, layer, tensor)[0]]
+        return [dump for path in self.paths for dump in find_dumps(path, layer, tensor)]
 
     def close(self) -> None:
         """Close the connection; relations made from it end with it."""
@@ -75,6 +91,21 @@ class Folder:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _leave_out_damaged(self) -> bool:
+        """Read every part to its end; whether some could not be, and the connection was made anew without them."""
+        before = len(self.problems)
+        for contents in self._contents:
+            for piece in [p for p in contents.pieces if p.rows is None]:
+                if why := why_unreadable(piece.path):
+                    contents.pieces.remove(piece)
+                    contents.report(piece.path, f"{why}; it is not read")
+                    self.problems.append(contents.problems[-1])
+        if len(self.problems) == before:
+            return False
+        self.connection.close()
+        self.connection = queries.connect(sources_of(self._contents))
+        return True
 
 
 def open_folder(path: str | Path | Iterable[str | Path]) -> Folder:
@@ -89,5 +120,5 @@ def open_folder(path: str | Path | Iterable[str | Path]) -> Folder:
     paths = [Path(path)] if isinstance(path, (str, Path)) else [Path(p) for p in path]
     if not paths:
         raise RunFolderError("No run folder was given.", "Give at least one.")
-    distinct = {p.resolve(): p for p in reversed(paths)}
-    return Folder([read_folder(p) for p in reversed(distinct.values())])
+    distinct = list({p.resolve(): p for p in paths}.values())
+    return Folder([read_folder(p) for p in distinct])

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,16 @@ class JournalContents:
         return sum(b.num_rows for b in self.batches)
 
 
+def own_batches(path: Path) -> Iterator[pa.RecordBatch]:
+    """The batches of a journal that this process wrote, one at a time: a large journal is never in memory whole.
+
+    Raises:
+        OSError: the file has gone or cannot be read.
+    """
+    with pa.OSFile(str(path)) as source:
+        yield from pa.ipc.open_stream(source)
+
+
 def read_journal(path: Path) -> JournalContents:
     """Read a journal up to its end or its damage; never raises for what is in the file.
 
@@ -123,31 +134,22 @@ def read_journal(path: Path) -> JournalContents:
         contents.damage = "is not a regular file"
         return contents
     try:
-        data = pa.py_buffer(path.read_bytes())
-        source = pa.BufferReader(data)
-        if not data.size:
+        data = path.read_bytes()
+        if not data:
             contents.damage = "is empty"
             return contents
-        _read_stream(source, contents)
-        left = data.size - source.tell()
-        if left:
-            contents.damage = f"has {left} bytes after its end"
+        _read_stream(data, contents)
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-        contents.damage = f"is cut or damaged ({_one_line(error)})"
+        contents.damage = f"is cut or damaged ({' '.join(str(error).split())[:200]})"
     return contents
 
 
-def _read_stream(source: pa.BufferReader, contents: JournalContents) -> None:
+def _read_stream(data: bytes, contents: JournalContents) -> None:
+    source = pa.BufferReader(data)
     reader = pa.ipc.open_stream(source)
     contents.schema = reader.schema
-    while True:
-        try:
-            batch = reader.read_next_batch()
-        except StopIteration:
-            return
+    while (batch := next(reader, None)) is not None:
         batch.validate(full=True)
         contents.batches.append(batch)
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]
+    if source.tell() < len(data):
+        contents.damage = f"ends {len(data) - source.tell()} bytes before its file"

@@ -18,31 +18,31 @@ def _lock_path(folder: Path, rank: int) -> Path:
 
 
 class RankLock:
-    """Held while a rank is being recorded; released when this object goes.
+    """Held while a rank is being recorded; released when this object goes, or its process.
 
     Raises:
-        RunFolderError: another process, or another writer in this one, holds it.
+        RunFolderError: another process holds it.
         OSError: the file cannot be made.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
-        self._file: IO[bytes] = open(_lock_path(folder, rank), "ab")  # noqa: SIM115 - held, not scoped
+        self._file: IO[bytes] = _lock_path(folder, rank).open("ab")
         if not _try_lock(self._file):
             self._file.close()
             raise RunFolderError(
-                f"Rank {rank} of {folder} is being recorded already.",
-                "Close that session first, give each process its own rank, or record into another folder.",
+                f"Rank {rank} of {folder} is being recorded by another process.",
+                "Wait until it ends, give each process its own rank, or record into another folder.",
             )
 
     def release(self) -> None:
-        """Let go of the lock."""
+        """Let go of the lock. In a forked child this only closes the child's copy: the parent keeps the lock."""
         self._file.close()
 
 
 def is_recording(folder: Path, rank: int) -> bool:
     """Whether some process on this machine records this rank now."""
     try:
-        with open(_lock_path(folder, rank), "rb") as file:
+        with _lock_path(folder, rank).open("rb") as file:
             return not _try_lock(file)
     except OSError:
         return False

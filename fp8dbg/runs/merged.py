@@ -26,8 +26,9 @@ FROM (
         arg_max(scale, abs(scale_delta)) AS scale, arg_max(scale_current, abs(scale_delta)) AS scale_current,
         arg_max(scale_delta, abs(scale_delta)) AS scale_delta,
         min(scale_min) AS scale_min, max(scale_max) AS scale_max, min(scale_source) AS scale_source,
-        coalesce(sqrt(sum(mse * numel) / nullif(sum(CASE WHEN mse IS NOT NULL THEN rms * rms * numel END), 0)), max(rel_l2))
-            AS rel_l2,
+        coalesce(
+            sqrt(sum(mse * numel) / nullif(sum(CASE WHEN mse IS NOT NULL THEN rms * rms * numel END), 0)), max(rel_l2)
+        ) AS rel_l2,
         min(cosine) AS cosine, arg_max(norm_ratio, abs(ln(nullif(norm_ratio, 0)))) AS norm_ratio
     FROM tensors
     GROUP BY step, layer, tensor, what_if

@@ -42,7 +42,12 @@ def write_part(path: Path, stamp: Stamp, batches: Iterable[pa.RecordBatch]) -> N
 
     def write(file: IO[bytes]) -> None:
         with pq.ParquetWriter(
-            file, schema, compression="zstd", use_dictionary=texts, use_byte_stream_split=floats
+            file,
+            schema,
+            compression="zstd",
+            write_page_checksum=True,
+            use_dictionary=texts,
+            use_byte_stream_split=floats,
         ) as writer:
             for group in _groups(batches, schema):
                 writer.write_table(_sorted(group, stamp.table), row_group_size=group.num_rows)
@@ -54,13 +59,22 @@ def _groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa
     held: list[pa.RecordBatch] = []
     held_bytes = 0
     for batch in batches:
-        held.append(batch.cast(schema))
+        held.append(conform(batch, schema))
         held_bytes += batch.nbytes
         if held_bytes >= _GROUP_BYTES:
             yield pa.Table.from_batches(held, schema)
             held, held_bytes = [], 0
     if held:
         yield pa.Table.from_batches(held, schema)
+
+
+def conform(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Rows in a schema: columns by name, in its types; those they lack are NULL, those it lacks are dropped."""
+    arrays = []
+    for ours in schema:
+        has = ours.name in rows.schema.names
+        arrays.append(rows.column(ours.name).cast(ours.type) if has else pa.nulls(rows.num_rows, ours.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def _sorted(group: pa.Table, table: str) -> pa.Table:
@@ -75,13 +89,13 @@ class PartFacts:
     Attributes:
         schema: its columns.
         rows: how many.
-        first_step: smallest step; None if the footer does not say.
+        steps: smallest and largest step; None if the footer does not say.
         stamp: None in a file that another program wrote.
     """
 
     schema: pa.Schema
     rows: int
-    first_step: int | None
+    steps: tuple[int, int] | None
     stamp: Stamp | None
 
 
@@ -93,18 +107,50 @@ def read_part_facts(path: Path) -> PartFacts | str:
         if not path.stat().st_size:
             return "is empty"
         with pq.ParquetFile(path, memory_map=False) as file:
-            schema = file.schema_arrow
-            return PartFacts(
-                schema, file.metadata.num_rows, _first_step(file.metadata), Stamp.from_metadata(schema.metadata)
-            )
+            schema, metadata = file.schema_arrow, file.metadata
+            stamp = Stamp.from_metadata(schema.metadata)
+            return PartFacts(schema, metadata.num_rows, _step_range(metadata), stamp)
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         return f"is cut, damaged or not Parquet ({' '.join(str(error).split())[:200]})"
 
 
-def _first_step(metadata: pq.FileMetaData) -> int | None:
-    first: int | None = None
-    for group in (metadata.row_group(i) for i in range(metadata.num_row_groups)):
-        for column in (group.column(i) for i in range(group.num_columns)):
-            if column.path_in_schema == "step" and column.statistics is not None and column.statistics.has_min_max:
-                first = column.statistics.min if first is None else min(first, column.statistics.min)
-    return first
+def why_unreadable(path: Path) -> str:
+    """Why a part's rows cannot all be read, as the end of a sentence; "" if they can. Reads the whole file."""
+    try:
+        with pq.ParquetFile(path, memory_map=False, page_checksum_verification=True) as file:
+            for batch in file.iter_batches():
+                batch.validate(full=True)
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+        return f"is damaged inside ({' '.join(str(error).split())[:200]})"
+    return ""
+
+
+def _step_range(metadata: pq.FileMetaData) -> tuple[int, int] | None:
+    places = [i for i in range(metadata.num_columns) if metadata.schema.column(i).path == "step"]
+    groups = range(metadata.num_row_groups) if places else ()
+    statistics = [metadata.row_group(g).column(places[0]).statistics for g in groups]
+    known = [s for s in statistics if s is not None and s.has_min_max and isinstance(s.min, int)]
+    return (min(s.min for s in known), max(s.max for s in known)) if known else None
+
+
+def misfit(table: str, schema: pa.Schema) -> str:
+    """Why columns are not a table's, as the end of a sentence; "" if they are, be it an older or a wider set."""
+    names = schema.names
+    missing = [name for name in ("step", "rank") if name not in names]
+    if missing:
+        return f"is no part of {table}: it has no column {missing[0]}"
+    if len(set(names)) < len(names):
+        return f"is no part of {table}: two of its columns have one name"
+    for ours in arrow_schema(table):
+        if ours.name in names and not _fits(schema.field(ours.name).type, ours.type):
+            return f"is no part of {table}: its {ours.name} is {schema.field(ours.name).type}, not {ours.type}"
+    return ""
+
+
+def _fits(theirs: pa.DataType, ours: pa.DataType) -> bool:
+    alike = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, _is_text)
+    return theirs == ours or pa.types.is_null(theirs) or any(kind(theirs) and kind(ours) for kind in alike)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_large_string(kind)  # type: ignore[no-any-return]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,11 @@ import pyarrow.compute as pc
 
 from fp8dbg.errors import RunFolderError
 from fp8dbg.runs.files import entries, parse_journal_name, parse_part_name, parse_rank_folder
-from fp8dbg.runs.fingerprint import read_run_json
-from fp8dbg.runs.journal import read_journal
+from fp8dbg.runs.fingerprint import parse_run_json_name, read_run_json, refuse_newer
+from fp8dbg.runs.journal import JournalContents, Stamp, read_journal
 from fp8dbg.runs.lock import is_recording
-from fp8dbg.runs.parts import read_part_facts
-from fp8dbg.runs.schema import SCHEMA_VERSION, TABLES, arrow_schema
-from fp8dbg.runs.views import Source
+from fp8dbg.runs.parts import misfit, read_part_facts
+from fp8dbg.runs.schema import SCHEMA_VERSION, TABLES
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +25,23 @@ class Piece:
     """One part or journal of a table.
 
     Attributes:
+        stamp: whose it is.
+        path: its file.
         columns: those of the schema that it has.
-        first_step: smallest step in it; None if unknown.
+        steps: smallest and largest step in it; None if unknown.
         rows: a journal's rows; None for a part.
     """
 
-    table: str
-    rank: int
-    number: int
-    session: int
+    stamp: Stamp
     path: Path
     columns: tuple[str, ...]
-    first_step: int | None
+    steps: tuple[int, int] | None
     rows: pa.Table | None = None
+
+    @property
+    def age(self) -> tuple[int, int]:
+        """Orders the pieces of a rank: later is newer."""
+        return self.stamp.session, self.stamp.part
 
 
 @dataclass(slots=True)
@@ -50,6 +54,11 @@ class Contents:
     problems: list[str] = field(default_factory=list)
     state: str = "killed"
 
+    def report(self, path: Path, what: str) -> None:
+        """Add a sentence about a file."""
+        name = str(path.relative_to(self.path))
+        self.problems.append(f"{name if name.isprintable() else ascii(name)} {what}.")
+
 
 def read_folder(path: Path) -> Contents:
     """Look at every file of a run folder; only footers and journals are read.
@@ -57,16 +66,17 @@ def read_folder(path: Path) -> Contents:
     Raises:
         RunFolderError: it is missing, empty, of something else, or of a newer schema.
     """
-    contents = Contents(path)
     _require_folder(path)
+    contents = Contents(path)
     _read_meta(contents)
     journals = list(_journals(contents))  # before the parts: a journal that becomes a part meanwhile is then there
     parts = list(_parts(contents))
-    finished = {(p.table, p.rank, p.number) for p in parts}
-    contents.pieces = parts + [j for j in journals if (j.table, j.rank, j.number) not in finished]
-    if not contents.pieces and "schema_version" not in contents.meta:
-        hint = contents.problems[0] if contents.problems else ""
-        raise RunFolderError(f"{path} is not a run folder: {hint}", "A run folder is what fp8dbg.attach writes to.")
+    finished = {(p.stamp.table, p.stamp.rank, p.stamp.part) for p in parts}
+    contents.pieces = parts + [j for j in journals if (j.stamp.table, j.stamp.rank, j.stamp.part) not in finished]
+    if not contents.pieces and not contents.meta:
+        raise RunFolderError(
+            f"{path} is not a run folder: {contents.problems[0]}", "A run folder is what fp8dbg.attach writes to."
+        )
     contents.state = _state(contents)
     return contents
 
@@ -76,36 +86,39 @@ def _require_folder(path: Path) -> None:
         raise RunFolderError(f"There is no folder {path}.", "Give the folder that fp8dbg.attach(model, run_dir) wrote.")
     if not path.is_dir():
         raise RunFolderError(f"{path} is a file, not a run folder.", "Give the folder that holds run.json.")
-    if not entries(path):
+    if not any(path.iterdir()):
         raise RunFolderError(
             f"{path} is empty: nothing was recorded.", "Call fp8dbg.attach(model, ...) before training."
         )
 
 
 def _read_meta(contents: Contents) -> None:
-    found: dict[str, dict[str, Any]] = {}
-    for file in [contents.path / "run.json", *contents.path.glob("run.rank-*.json")]:
+    """run.json of every rank; the lowest rank's speaks for the run."""
+    ranks: dict[int, dict[str, Any]] = {}
+    for file in entries(contents.path):
+        rank = parse_run_json_name(file.name)
+        if rank is None:
+            continue
         meta = read_run_json(file)
         if isinstance(meta, str):
-            contents.problems.append(f"{file.name} {meta}.")
+            contents.report(file, meta)
             continue
-        if meta["schema_version"] > SCHEMA_VERSION:
-            raise RunFolderError(
-                f"{contents.path} was recorded with schema {meta['schema_version']}; this fp8dbg knows up to "
-                f"{SCHEMA_VERSION}.",
-                "Update fp8dbg to read it.",
-            )
-        found[str(meta.get("rank", 0))] = meta
-    if found:
-        first = next(iter(found.values()))
-        contents.meta = first | {"layers": _layers(found.values()), "ranks": found}
+        refuse_newer(contents.path, meta)
+        ranks[rank] = meta
+        if isinstance(meta.get("stopped"), str):
+            contents.report(file, f"says that recording stopped early: {meta['stopped']:.300}")
+    if ranks:
+        contents.meta = {**ranks[min(ranks)], "layers": _layers(ranks), "ranks": ranks}
+    elif not contents.problems:
+        contents.report(contents.path / "run.json", "is missing")
 
 
-def _layers(metas: Any) -> list[Any]:
+def _layers(ranks: dict[int, dict[str, Any]]) -> list[Any]:
     """The layers of all ranks: pipeline stages hold different ones."""
     seen: dict[str, Any] = {}
-    for meta in metas:
-        for layer in meta.get("layers") or []:
+    for rank in sorted(ranks):
+        layers = ranks[rank].get("layers")
+        for layer in layers if isinstance(layers, list) else ():
             name = layer.get("layer") if isinstance(layer, dict) else layer
             seen.setdefault(str(name), layer)
     return list(seen.values())
@@ -113,123 +126,80 @@ def _layers(metas: Any) -> list[Any]:
 
 def _journals(contents: Contents) -> Iterator[Piece]:
     for path in entries(contents.path / "journal"):
-        named = parse_journal_name(path.name)
-        if named is None or named[1] not in TABLES:
+        rank, table = parse_journal_name(path.name) or (-1, "")
+        if table not in TABLES:
             continue
+        read = _read_settled(path)
+        if not path.exists() and not read.batches:
+            continue  # it became a part while we looked
+        why = misfit(table, read.schema) if read.schema is not None else read.damage
+        if why:
+            contents.report(path, f"{why}; it is not read")
+        elif read.damage:
+            contents.report(path, f"{read.damage}; the {read.rows} rows before that are read")
+        if read.batches and not why:
+            stamp = read.stamp or Stamp(table, rank, 0)
+            rows = pa.Table.from_batches(read.batches, read.schema)
+            columns = _columns(table, read.schema)
+            yield Piece(_own(stamp, table, rank), path, columns, _range(rows["step"]), rows.select(columns))
+
+
+def _read_settled(path: Path) -> JournalContents:
+    """A journal; read again where its end was perhaps being written at this moment."""
+    read = read_journal(path)
+    if read.damage:
+        time.sleep(0.02)
         read = read_journal(path)
-        if read.damage:
-            contents.problems.append(
-                f"{_relative(contents, path)} {read.damage}; the {read.rows} rows before are read."
-            )
-        if read.schema is None or not read.batches:
-            continue
-        if misfit := _misfit(named[1], read.schema):
-            contents.problems.append(f"{_relative(contents, path)} {misfit}; it is not read.")
-            continue
-        rows = pa.Table.from_batches(read.batches, read.schema)
-        stamp = read.stamp
-        columns = _columns(named[1], read.schema)
-        yield Piece(
-            named[1],
-            named[0],
-            stamp.part if stamp else 0,
-            stamp.session if stamp else 1,
-            path,
-            columns,
-            pc.min(rows["step"]).as_py(),
-            rows.select(columns).append_column("_order", pa.array(range(rows.num_rows), pa.int64())),
-        )
+    return read
 
 
 def _parts(contents: Contents) -> Iterator[Piece]:
     for table in TABLES:
         for folder in entries(contents.path / table):
             rank = parse_rank_folder(folder.name)
-            for path in entries(folder) if rank is not None else ():
-                if path.suffix == ".tmp":
-                    continue  # a part that was being written when the run was killed; the journal has its rows
-                number = parse_part_name(path.name)
-                facts = read_part_facts(path) if number is not None else "is no part of a run"
-                if not isinstance(facts, str):
-                    facts = _misfit(table, facts.schema) or facts
-                if isinstance(facts, str):
-                    contents.problems.append(f"{_relative(contents, path)} {facts}; it is not read.")
-                    continue
-                assert rank is not None and number is not None  # noqa: PT018 - for the type checker
-                session = facts.stamp.session if facts.stamp else 1
-                yield Piece(table, rank, number, session, path, _columns(table, facts.schema), facts.first_step)
+            files = entries(folder) if rank is not None else []
+            for path in files:
+                piece = _part(contents, table, rank or 0, path)
+                if piece is not None:
+                    yield piece
 
 
-def _relative(contents: Contents, path: Path) -> str:
-    text = str(path.relative_to(contents.path))
-    return text if text.isprintable() else repr(text)
+def _part(contents: Contents, table: str, rank: int, path: Path) -> Piece | None:
+    if path.suffix == ".tmp":
+        return None  # it was being written when the run was killed; the journal has its rows
+    number = parse_part_name(path.name)
+    facts = "is no part of a run" if number is None else read_part_facts(path)
+    if not isinstance(facts, str):
+        facts = misfit(table, facts.schema) or _newer(facts.stamp) or facts
+    if isinstance(facts, str):
+        contents.report(path, f"{facts}; it is not read")
+        return None
+    stamp = _own(facts.stamp or Stamp(table, rank, 0), table, rank, number)
+    return Piece(stamp, path, _columns(table, facts.schema), facts.steps)
+
+
+def _newer(stamp: Stamp | None) -> str:
+    newer = stamp is not None and stamp.schema_version > SCHEMA_VERSION
+    return "was written by a newer fp8dbg" if newer else ""
+
+
+def _own(stamp: Stamp, table: str, rank: int, number: int | None = None) -> Stamp:
+    """The stamp with what the file's place says, which cannot be wrong."""
+    return Stamp(table, rank, stamp.part if number is None else number, stamp.session, stamp.schema_version)
 
 
 def _columns(table: str, schema: pa.Schema) -> tuple[str, ...]:
     return tuple(name for name in TABLES[table].names if name in schema.names)
 
 
-def _misfit(table: str, schema: pa.Schema) -> str:
-    """Why a file's columns are not the table's; "" if they are, be it an older or wider set of them."""
-    missing = [name for name in ("step", "rank") if name not in schema.names]
-    if missing:
-        return f"is no part of {table}: it has no column {missing[0]}"
-    if len(set(schema.names)) < len(schema.names):
-        return "has two columns of one name"
-    for ours in arrow_schema(table):
-        if ours.name in schema.names and not _fits(schema.field(ours.name).type, ours.type):
-            return f"is no part of {table}: its {ours.name} is {schema.field(ours.name).type}, not {ours.type}"
-    return ""
-
-
-def _fits(theirs: pa.DataType, ours: pa.DataType) -> bool:
-    if pa.types.is_struct(ours):
-        return theirs == ours or pa.types.is_null(theirs)
-    alike = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean, _is_text)
-    return pa.types.is_null(theirs) or any(kind(theirs) and kind(ours) for kind in alike)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
 def _state(contents: Contents) -> str:
-    ranks = {p.rank for p in contents.pieces} | {int(r) for r in contents.meta.get("ranks", {})}
+    metas: dict[int, dict[str, Any]] = contents.meta.get("ranks", {})
+    ranks = {p.stamp.rank for p in contents.pieces} | set(metas)
     if any(is_recording(contents.path, rank) for rank in ranks):
         return "alive"
-    metas = contents.meta.get("ranks", {}).values()
-    return "finished" if metas and all(m.get("finished") is True for m in metas) else "killed"
+    return "finished" if metas and all(m.get("finished") is True for m in metas.values()) else "killed"
 
 
-def sources_of(contents: Sequence[Contents]) -> list[Source]:
-    """Pieces gathered into as few sources as read alike, oldest first."""
-    gathered: dict[tuple[Any, ...], list[str]] = {}
-    sources: list[Source] = []
-    for index, folder in enumerate(contents):
-        cutoffs = _cutoffs(folder)
-        for piece in sorted(folder.pieces, key=lambda p: (p.session, p.rows is not None, p.number)):
-            before = cutoffs.get((piece.rank, piece.session))
-            if piece.rows is not None:
-                sources.append(
-                    Source(piece.table, piece.columns, 1_000_000 + len(sources), before=before, rows=piece.rows)
-                )
-            else:
-                key = (index, piece.session, piece.table, piece.columns, before)
-                gathered.setdefault(key, []).append(str(piece.path.absolute()))
-    for order, ((_, _, table, columns, before), files) in enumerate(gathered.items()):
-        sources.append(Source(table, columns, order, before=before, files=tuple(files)))
-    return sources
-
-
-def _cutoffs(folder: Contents) -> dict[tuple[int, int], int]:
-    """For each rank and session that a later one went back behind: the step from which the later one counts."""
-    first: dict[tuple[int, int], int] = {}
-    for piece in folder.pieces:
-        if piece.first_step is not None:
-            key = (piece.rank, piece.session)
-            first[key] = min(first.get(key, piece.first_step), piece.first_step)
-    return {
-        (rank, session): min(later)
-        for rank, session in first
-        if (later := [step for (r, s), step in first.items() if r == rank and s > session])
-    }
+def _range(steps: pa.ChunkedArray) -> tuple[int, int] | None:
+    found = pc.min_max(steps).as_py()
+    return None if found["min"] is None else (found["min"], found["max"])

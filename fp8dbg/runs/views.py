@@ -82,13 +82,11 @@ def ratios_sql() -> str:
     return f"CREATE VIEW tensor_ratios AS SELECT *, {added} FROM tensors"
 
 
-def parquet_sql(files: tuple[str, ...]) -> str:
-    """The table function that reads parts, with the row's place in its file and the file's place in the list."""
+def parquet_sql(files: tuple[str, ...], ordered: bool) -> str:
+    """The SQL that reads parts; where order matters with ``_order``: the file's place in the list, then the row's."""
     listed = ", ".join(quoted(f) for f in files)
-    return (
-        f"(SELECT *, file_index * 4294967296 + file_row_number AS _order FROM "
-        f"read_parquet([{listed}], file_row_number = true, hive_partitioning = false))"
-    )
+    rows = f"read_parquet([{listed}], file_row_number = {str(ordered).lower()}, hive_partitioning = false)"
+    return f"(SELECT *, (file_index::BIGINT << 32) + file_row_number AS _order FROM {rows})" if ordered else rows
 
 
 def quoted(text: str) -> str:
@@ -97,8 +95,8 @@ def quoted(text: str) -> str:
 
 
 def _select(table: str, source: Source, rows: str) -> str:
-    order = f", {source.order} AS _source, _order" if table == "steps" else ""
-    where = "" if source.before is None else f" WHERE step < {source.before}"
+    order = f", {source.order << 48} + _order AS _order" if table == "steps" else ""
+    where = "" if source.before is None else f" WHERE step < {source.before} OR step IS NULL"
     return f"SELECT {_columns(table, source.columns)}{order} FROM {rows}{where}"
 
 
@@ -116,5 +114,5 @@ def _columns(table: str, present: tuple[str, ...]) -> str:
 def _last_wins(union: str) -> str:
     """One row for each step and rank: of each column the last value that is not NULL."""
     values = (c.name for c in TABLES["steps"].columns if c.name not in TABLES["steps"].keys)
-    merged = ", ".join(f"arg_max({name}, (_source, _order)) AS {name}" for name in values)
+    merged = ", ".join(f"arg_max({name}, _order) AS {name}" for name in values)
     return f"SELECT step, rank, {merged} FROM ({union}) GROUP BY step, rank"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import threading
 import time
-import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +16,10 @@ import pyarrow as pa
 from fp8dbg.errors import RunFolderError
 from fp8dbg.runs import fingerprint as run_json
 from fp8dbg.runs.dumps import save_dump
-from fp8dbg.runs.files import entries, journal_name, parse_part_name, part_name, rank_folder
-from fp8dbg.runs.journal import Journal, Stamp, read_journal
 from fp8dbg.runs.lock import RankLock
-from fp8dbg.runs.parts import read_part_facts, write_part
 from fp8dbg.runs.rows import Row, check_columns, row_bytes, to_batch
-from fp8dbg.runs.schema import SCHEMA_VERSION, TABLES
+from fp8dbg.runs.schema import TABLES
+from fp8dbg.runs.store import TableStore
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,16 +32,23 @@ BUFFER_SECONDS = 1.0
 PART_BYTES = 32 << 20
 """A journal of this size becomes a part."""
 
+_LOG = logging.getLogger("fp8dbg")
+"""Not `warnings`: under -W error a full disk would raise into training."""
+
+_OPEN: weakref.WeakValueDictionary[tuple[str, int], RunWriter] = weakref.WeakValueDictionary()
+
 
 class RunWriter:
     """One rank's hand on a run folder.
 
     Rows go to a buffer (`append`), from there to the table's journal (`flush`, at the end of every sampled step) and
     from there to Parquet parts (when a journal is large, and at `close`). An existing folder is continued: what a
-    killed run left in its journals is finished first. Buffers stay below 2 MB a table.
+    killed run left in its journals is finished first; a writer that this process still has open on the same folder and
+    rank is closed. No buffer holds more than 1 MB and the rows of one `append`.
 
     Once constructed it never raises for the disk's sake: when a write fails, recording stops, `stopped` says why, and
-    one warning is given. Wrong tables and columns do raise: they are mistakes in the caller.
+    one warning is given. Wrong tables and columns do raise: they are mistakes in the caller. A forked child records
+    nothing.
 
     Args:
         path: the run folder; made if missing.
@@ -50,6 +56,10 @@ class RunWriter:
         fingerprint: what to add to run.json: recipe, layout, layers, config.
         part_bytes: size at which a journal becomes a part.
         max_bytes: recording stops when this rank has written so much in this session; None: no limit.
+
+    Attributes:
+        stopped: why recording stopped; "" while it goes on.
+        last_step: largest step that earlier sessions recorded for this rank; None if there is none.
 
     Raises:
         RunFolderError: the folder cannot be written, is of a newer schema, or this rank is being recorded by another
@@ -65,22 +75,22 @@ class RunWriter:
         part_bytes: int = PART_BYTES,
         max_bytes: int | None = None,
     ) -> None:
-        self.path, self.rank, self.stopped = Path(path), int(rank), ""
-        self.part_bytes, self.max_bytes, self.bytes_written = part_bytes, max_bytes, 0
+        self.path, self.rank, self.max_bytes = Path(path), int(rank), max_bytes
+        self.stopped = ""
+        self.last_step: int | None = None
+        self._stores = {name: TableStore(self.path, name, self.rank, part_bytes) for name in TABLES}
         self._rows: dict[str, list[Row]] = {name: [] for name in TABLES}
         self._sizes = dict.fromkeys(TABLES, 0)
-        self._oldest = time.monotonic()
-        self._journals: dict[str, Journal] = {}
+        self._flushed, self._dumped = time.monotonic(), 0
+        self._misfits: set[tuple[str, str]] = set()
         self._closed = False
         self._mutex = threading.RLock()  # backward hooks may run on autograd's own threads
         try:
             self._open(dict(fingerprint or {}))
-        except OSError as error:
+        except (OSError, pa.ArrowException) as error:
             raise RunFolderError(
-                f"Cannot record into {self.path}: {error.strerror or error}.", "Give a folder that can be written."
+                f"Cannot record into {self.path}: {_reason(error)}.", "Give another folder."
             ) from error
-
-    # What the recorder calls.
 
     def append(self, table: str, rows: Iterable[Row]) -> None:
         """Buffer rows; columns left out are NULL, NaN and infinities become NULL. The dicts must not change after.
@@ -88,7 +98,7 @@ class RunWriter:
         A row of ``steps`` for a step and rank recorded before adds to it: its non-NULL values win.
 
         Raises:
-            UnknownNameError: for a table or column that the schema lacks; nothing of this call's later rows is kept.
+            UnknownNameError: for a table or column that the schema lacks; the rows before that one are kept.
         """
         with self._mutex:
             for row in rows:
@@ -99,7 +109,7 @@ class RunWriter:
                 self._sizes[table] += row_bytes(table, row)
                 if len(self._rows[table]) >= BUFFER_ROWS or self._sizes[table] >= BUFFER_BYTES:
                     self._flush_table(table)
-            if time.monotonic() - self._oldest > BUFFER_SECONDS:
+            if time.monotonic() - self._flushed > BUFFER_SECONDS:
                 self.flush()
 
     def event(self, step: int | None, kind: str, layer: str | None, detail: str) -> None:
@@ -109,25 +119,25 @@ class RunWriter:
     def flush(self) -> None:
         """Hand everything buffered to the operating system: after this, killing the process loses none of it."""
         with self._mutex:
-            for table in TABLES:
+            for table in TABLES:  # events last: the others may add to them
                 self._flush_table(table)
-            self._oldest = time.monotonic()
+            self._flushed = time.monotonic()
 
     def dump(self, step: int, layer: str, tensors: Mapping[str, Tensor]) -> list[Path]:
         """Save tensors of a layer, by tensor name; a dump of the same step, layer and name is replaced."""
         saved: list[Path] = []
-        for name, tensor in tensors.items():
-            with self._mutex, self._guarded(f"dump of {layer[:80]!r}"):
-                saved.append(save_dump(self.path, self.rank, step, layer, name, tensor))
-                self._count(saved[-1].stat().st_size)
+        with self._mutex:
+            for name, tensor in tensors.items():
+                if not self.stopped and not self._closed:
+                    self._try("dump", lambda n=name, t=tensor: saved.append(self._save(step, layer, n, t)))  # type: ignore[misc]
         return saved
 
     def update_fingerprint(self, **facts: Any) -> None:
         """Add facts to this rank's run.json, replacing those of the same name."""
         with self._mutex:
             self._fingerprint.update(facts)
-            with self._guarded("run.json"):
-                run_json.write_run_json(self.path, self.rank, self._fingerprint)
+            if not self.stopped and not self._closed:
+                self._try("run.json", self._write_fingerprint)
 
     def close(self) -> None:
         """Flush, turn the journals into parts and mark this rank as finished; closing twice does nothing."""
@@ -135,13 +145,13 @@ class RunWriter:
             if self._closed:
                 return
             self.flush()
-            for table in list(self._journals):
-                with self._guarded(f"part of {table}"):
-                    self._finish_part(table)
-            self._write_ending()
             self._closed = True
-            for journal in self._journals.values():
-                journal.close()
+            for table, store in self._stores.items():
+                self._try(f"part of {table}", store.finish)
+                store.abandon()
+            ending = {"finished": not self.stopped, "ended": run_json.now(), "stopped": self.stopped or None}
+            self._fingerprint |= ending
+            self._try("run.json", self._write_fingerprint)
             self._lock.release()
 
     def __enter__(self) -> RunWriter:
@@ -150,114 +160,81 @@ class RunWriter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # How a folder is opened and continued.
-
     def _open(self, facts: dict[str, Any]) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
-        (self.path / "journal").mkdir(exist_ok=True)
+        (self.path / "journal").mkdir(parents=True, exist_ok=True)
         old = run_json.read_run_json(self.path / run_json.run_json_name(self.rank))
-        self._fingerprint = run_json.new_fingerprint(self.rank)
         if isinstance(old, dict):
-            _refuse_newer(self.path, old)
-            self._fingerprint = old | {k: v for k, v in self._fingerprint.items() if k not in ("created", "sessions")}
+            run_json.refuse_newer(self.path, old)
+        key = (os.path.realpath(self.path), self.rank)
+        if earlier := _OPEN.get(key):
+            earlier.close()
         self._lock = RankLock(self.path, self.rank)
-        self._session = 1 + max((self._adopt(table) for table in TABLES), default=0)
+        pasts = [store.adopt() for store in self._stores.values()]
+        self.last_step = max((p.last_step for p in pasts if p.last_step is not None), default=None)
+        self._session = 1 + max(p.session for p in pasts)
+        self._fingerprint = run_json.continued(old if isinstance(old, dict) else {}, self.rank)
         self._fingerprint |= facts | {"sessions": self._session}
-        run_json.write_run_json(self.path, self.rank, self._fingerprint)
-
-    def _adopt(self, table: str) -> int:
-        """Finish what an earlier session left in a journal; the number of the last session seen in this table."""
-        path = self._journal_path(table)
-        last = self._last_part(table)
-        session = last[1]
-        if path.exists():
-            contents = read_journal(path)
-            stamp = contents.stamp or Stamp(table, self.rank, last[0] + 1, session or 1)
-            session = max(session, stamp.session)
-            if contents.batches and not isinstance(read_part_facts(self._part_path(table, stamp.part)), str):
-                contents.batches.clear()  # the part was finished, only the journal had not been removed yet
-            if contents.batches:
-                number = max(stamp.part, last[0] + 1)
-                new = Stamp(table, self.rank, number, stamp.session)
-                write_part(self._part_path(table, number), new, contents.batches)
-            path.unlink()
-        return session
-
-    def _last_part(self, table: str) -> tuple[int, int]:
-        """Number of the last part, and the session of the last readable one; zeros if there is none."""
-        numbers = [parse_part_name(p.name) or 0 for p in entries(self.path / table / rank_folder(self.rank))]
-        for number in sorted(numbers, reverse=True):
-            facts = read_part_facts(self._part_path(table, number))
-            if not isinstance(facts, str):
-                return max(numbers), facts.stamp.session if facts.stamp else 1
-        return max(numbers, default=0), 0
-
-    def _journal_path(self, table: str) -> Path:
-        return self.path / "journal" / journal_name(self.rank, table)
-
-    def _part_path(self, table: str, number: int) -> Path:
-        return self.path / table / rank_folder(self.rank) / part_name(number)
-
-    # From buffer to journal to part.
+        self._write_fingerprint()
+        for lost in (p.lost for p in pasts if p.lost):
+            self.event(None, "gap", None, lost)
+        _OPEN[key] = self
 
     def _flush_table(self, table: str) -> None:
         rows, self._rows[table], self._sizes[table] = self._rows[table], [], 0
-        if not rows or self.stopped:
-            return
-        batch = to_batch(table, rows, lambda column, value: None)
-        with self._guarded(f"journal of {table}"):
-            self._journal(table).append(batch)
-            self._count(batch.nbytes)
-            if self._journals[table].bytes >= self.part_bytes:
-                self._finish_part(table)
+        if rows and not self.stopped:
+            batch = to_batch(table, rows, lambda column, value: self._note_misfit(table, column, value))
+            self._try(f"journal of {table}", lambda: self._stores[table].append(batch, self._session))
+            self._check_limit()
 
-    def _journal(self, table: str) -> Journal:
-        if table not in self._journals:
-            number = self._last_part(table)[0] + 1
-            self._journals[table] = Journal(self._journal_path(table), Stamp(table, self.rank, number, self._session))
-        return self._journals[table]
+    def _note_misfit(self, table: str, column: str, value: object) -> None:
+        if (table, column) not in self._misfits:
+            self._misfits.add((table, column))
+            self.event(
+                None, "error", None, f"{table}.{column} was given {value!r:.80}, which its type cannot hold: NULL."
+            )
 
-    def _finish_part(self, table: str) -> None:
-        """The journal's rows as a part; then, and only then, the journal goes."""
-        journal = self._journals[table]
-        write_part(self._part_path(table, journal.stamp.part), journal.stamp, read_journal(journal.path).batches)
-        journal.close()
-        journal.path.unlink()
-        del self._journals[table]
+    def _save(self, step: int, layer: str, name: str, tensor: Tensor) -> Path:
+        path = save_dump(self.path, self.rank, step, layer, name, tensor)
+        self._dumped += path.stat().st_size
+        self._check_limit()
+        return path
 
-    def _count(self, written: int) -> None:
-        self.bytes_written += written
-        if self.max_bytes is not None and self.bytes_written > self.max_bytes:
+    def _write_fingerprint(self) -> None:
+        run_json.write_run_json(self.path, self.rank, self._fingerprint)
+
+    def _check_limit(self) -> None:
+        used = self._dumped + sum(store.bytes_on_disk for store in self._stores.values())
+        if self.max_bytes is not None and used > self.max_bytes:
             self._stop(f"the limit of {self.max_bytes} bytes is reached")
 
-    @contextmanager
-    def _guarded(self, what: str) -> Iterator[None]:
-        if self.stopped:
-            return
+    def _try(self, what: str, action: Callable[[], object]) -> None:
         try:
-            yield
+            action()
         except (OSError, pa.ArrowException) as error:
-            self._stop(f"{what}: {getattr(error, 'strerror', None) or error}")
+            self._stop(f"{what}: {_reason(error)}")
 
     def _stop(self, reason: str) -> None:
         if not self.stopped:
             self.stopped = reason
-            warnings.warn(
-                f"fp8dbg stopped recording into {self.path} ({reason}). Training goes on.", RuntimeWarning, stacklevel=2
-            )
+            _LOG.warning("fp8dbg stopped recording into %s (%s). Training goes on.", self.path, reason)
 
-    def _write_ending(self) -> None:
-        ending = {"finished": not self.stopped, "ended": run_json.now(), "stopped": self.stopped or None}
-        self._fingerprint |= ending
-        try:
-            run_json.write_run_json(self.path, self.rank, self._fingerprint)
-        except OSError as error:
-            self._stop(f"run.json: {error.strerror or error}")
+    def _forget(self) -> None:
+        """In a forked child: the parent records, this copy must not."""
+        self._mutex = threading.RLock()  # another thread may have held it at the fork
+        self.stopped, self._closed = "this process is a forked child", True
+        self._lock.release()
+        for store in self._stores.values():
+            store.abandon()
 
 
-def _refuse_newer(path: Path, meta: Mapping[str, Any]) -> None:
-    if meta["schema_version"] > SCHEMA_VERSION:
-        raise RunFolderError(
-            f"{path} was recorded with schema {meta['schema_version']}; this fp8dbg knows up to {SCHEMA_VERSION}.",
-            "Update fp8dbg, or record into another folder.",
-        )
+def _forget_all() -> None:
+    for writer in list(_OPEN.values()):
+        writer._forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)
+
+
+def _reason(error: BaseException) -> str:
+    return " ".join(str(getattr(error, "strerror", None) or error).split())[:300]
