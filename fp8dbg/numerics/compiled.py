@@ -1,0 +1,63 @@
+"""How this room compiles loops, and how it shares them out over threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from numba import njit
+
+T = TypeVar("T")
+
+_pool: ThreadPoolExecutor | None = None
+
+
+def compiled(function: Callable[..., Any], **options: Any) -> Any:
+    """``numba.njit`` that releases the GIL; compiled at the first call, kept on disk where some place can be written.
+
+    ``options`` are njit's. numba's own parallel loops are not used: their default layer aborts the process when two
+    threads enter it at once.
+    """
+    options = {"nogil": True, "error_model": "numpy", **options}
+    try:
+        return njit(cache=True, **options)(function)
+    except RuntimeError:  # no writable place: compile afresh in every process
+        return njit(**options)(function)
+
+
+def threads() -> int:
+    """How many threads a large tensor may use: as many as torch was told to use, at most 16."""
+    import torch
+
+    return max(1, min(torch.get_num_threads(), 16))
+
+
+def share_out(work: Callable[[int, int], T], size: int, smallest: int) -> Sequence[T]:
+    """``work(start, stop)`` over ``range(size)`` in contiguous parts of at least ``smallest``; results in order.
+
+    The caller's thread does the last part, so a small size costs no hand-over.
+    """
+    parts = max(1, min(threads(), size // smallest))
+    bounds = [size * i // parts for i in range(parts + 1)]
+    others = [_workers().submit(work, *bounds[i : i + 2]) for i in range(parts - 1)]
+    last = work(bounds[-2], bounds[-1])
+    return [*(other.result() for other in others), last]
+
+
+def _workers() -> ThreadPoolExecutor:
+    """The pool, made when first needed: a process that only measures small tensors never starts a thread."""
+    global _pool
+    if _pool is None:
+        _pool = ThreadPoolExecutor(15, thread_name_prefix="fp8dbg")
+    return _pool
+
+
+def _forget_pool() -> None:
+    global _pool
+    _pool = None
+
+
+if hasattr(os, "register_at_fork"):  # a forked data loader has the pool but none of its threads
+    os.register_at_fork(after_in_child=_forget_pool)
