@@ -66,7 +66,7 @@ class QuantFigures:
             *counts,
             mse,
             rel_l2,
-            -20.0 * math.log10(rel_l2) if rel_l2 else None,
+            0.0 - 20.0 * math.log10(rel_l2) if rel_l2 else None,
             max(-1.0, min(1.0, sums.xy / math.sqrt(x2) / math.sqrt(sums.y2))) if sums.y2 else None,
             norm_ratio,
             sums.d / finite / math.sqrt(x2 / finite),

@@ -24,6 +24,7 @@ GEMMS = ("fprop", "dgrad", "wgrad")
 
 _MINIMUM = {"history": 1.0, "margin": -math.inf, "amax_epsilon": 0.0}
 _CHOICES = {"algorithm": ("max", "most_recent"), "rounding": scales.ROUNDINGS}
+_TORCHAO = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 _TENSOR = dict.fromkeys(ROLES, "tensor")
 _ROW = dict.fromkeys(ROLES, "row")
 
@@ -121,37 +122,47 @@ class Recipe:
             raise UnknownNameError("GEMM", gemm, list(GEMMS))
         return gemm in _KINDS[self.name].gemms
 
-    def scales(self, amax: npt.ArrayLike, role: str) -> scales.Float32Array:
+    def scales(self, amax: npt.ArrayLike, role: str, fmt: Format | None = None) -> scales.Float32Array:
         """One float32 scale per amax (float32, any shape), as this recipe's library would choose it from that amax.
 
-        Delayed scaling answers as current scaling with the same format and margin would: the scale it is chasing.
-        NVFP4 answers with its tensor scale. Unscaled and bf16 answer 1.
+        ``fmt`` replaces the role's own format (an FNUZ twin, say). Delayed scaling answers as current scaling with the
+        same format and margin would: the scale it is chasing. NVFP4 answers with its tensor scale. Unscaled and bf16
+        answer 1.
         """
-        largest, p = self.format(role).max, self.parameters
-        if self.name in ("delayed", "int8"):
-            return scales.te_current_scale(amax, float(self.scaled_max(role)))
-        if self.name in ("current", "current_pow2"):
-            return scales.te_current_scale(amax, largest, bool(p["power_of_2"]), float(p["amax_epsilon"]))
-        if self.name == "block":
-            epsilon = float(p["amax_epsilon"])
-            return scales.te_current_scale(amax, largest, bool(p["power_of_2"]), epsilon, scales.BF16_MAX)
-        if self.name in ("tensorwise", "rowwise", "rowwise_with_gw_hp"):
-            return scales.torchao_scale(amax, largest, bool(p["power_of_2"]))
+        fmt, p = fmt or self.format(role), self.parameters
+        if self.name in ("current", "current_pow2", "block"):
+            value_for_inf = scales.BF16_MAX if self.name == "block" else scales.FLT_MAX
+            power_of_2, epsilon = bool(p["power_of_2"]), float(p["amax_epsilon"])
+            return scales.te_current_scale(amax, fmt.max, power_of_2, epsilon, value_for_inf)
+        if self.name in _TORCHAO:
+            return scales.torchao_scale(amax, fmt.max, bool(p["power_of_2"]))
         if self.name == "mxfp8":
-            return scales.e8m0_reciprocal(scales.e8m0_exponent(amax, self.format(role), str(p["rounding"])))
+            return scales.e8m0_reciprocal(scales.e8m0_exponent(amax, fmt, str(p["rounding"])))
         if self.name == "nvfp4":
             return scales.nvfp4_tensor_scale(amax)
+        if self.name in ("delayed", "int8"):
+            return scales.te_current_scale(amax, float(self.scaled_max(role, fmt)))
         return np.ones_like(np.asarray(amax, dtype=np.float32))
 
-    def current_scale(self, amax: float, role: str) -> float:
+    def current_scale(self, amax: float, role: str, fmt: Format | None = None) -> float:
         """``scales`` for one amax. May be 0, Inf or NaN where the library's own would be."""
         with np.errstate(over="ignore"):
-            return float(self.scales(np.float32(amax), role))
+            return float(self.scales(np.float32(amax), role, fmt))
 
-    def scaled_max(self, role: str) -> np.float32:
+    def scaled_max(self, role: str, fmt: Format | None = None) -> np.float32:
         """The format's maximum times 2^-margin, in float32: what amax is mapped to."""
         margin = float(self.parameters.get("margin", 0))
-        return np.float32(self.format(role).max) * np.float32(2.0**-margin)
+        return np.float32((fmt or self.format(role)).max) * np.float32(2.0**-margin)
+
+    def amax_seen(self, amax: float | None, nan: int, inf: int) -> float:
+        """The amax that the library's own reduction would hand on, from the finite amax and the counts.
+
+        Inf wherever there is one; NaN only in torchao (``torch.max`` lets it through, ``fmaxf`` does not); 0 where
+        nothing else is there.
+        """
+        if nan and self.name in _TORCHAO:
+            return math.nan
+        return math.inf if inf else amax or 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for run.json; ``from_dict`` reads it back."""
