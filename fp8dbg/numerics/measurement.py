@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fp8dbg.errors import UsageError
+from fp8dbg.numerics.blocks import block_figures
 from fp8dbg.numerics.census import Census, census
 from fp8dbg.numerics.figures import QuantFigures
 from fp8dbg.numerics.formats import Format, format_named
@@ -75,7 +76,8 @@ def measure(
         tensor: floating point, any shape, strides and device. bfloat16 and float16 are exact and cheapest.
         format: name of the format; None: the recipe's own for the role (E4M3 for most).
         recipe: a Recipe or its label ("current", "delayed:margin=1", "mxfp8", ...); gives scale and granularity.
-        scale: the scale in force, instead of the recipe's; only for recipes with one scale per tensor.
+        scale: the scale in force, instead of the recipe's; for recipes with one scale per tensor, and NVFP4's over its
+            blocks' scales.
         role: input, weight or grad_output, where the recipe treats them apart; None is input, or weight and
             grad_output alike where they do not differ.
         axis: the contraction, along which rows and blocks lie.
@@ -134,13 +136,13 @@ def _measured(
     names: dict[str, Any] = {"recipe": recipe.label, "format": fmt.name, "granularity": granularity}
     if granularity == "tensor":
         return Measurement(**common, **names, **_per_tensor(found, recipe, fmt, scale, role))
-    if scale is not None:
+    if scale is not None and recipe.name != "nvfp4":
         raise UsageError(f"Recipe {recipe} has one scale per {granularity}, not one in all.", "Leave scale out.")
     if fmt != recipe.format(role):
         raise UsageError(
             f"Recipe {recipe} casts {role} to {recipe.format(role).name}, not {fmt.name}.", "Leave it out."
         )
-    return Measurement(**common, **names, **_per_block(tensor, recipe, role, axis))
+    return Measurement(**common, **names, **_per_block(tensor, recipe, scale, role, axis))
 
 
 def _per_tensor(found: Census, recipe: Recipe, fmt: Format, scale: float | None, role: str) -> dict[str, Any]:
@@ -161,20 +163,18 @@ def _per_tensor(found: Census, recipe: Recipe, fmt: Format, scale: float | None,
     return {**columns, **_columns(found.quantised(fmt, used))}
 
 
-def _per_block(tensor: torch.Tensor, recipe: Recipe, role: str, axis: int) -> dict[str, Any]:
+def _per_block(tensor: torch.Tensor, recipe: Recipe, scale: float | None, role: str, axis: int) -> dict[str, Any]:
     """Columns of a cast with scales finer than a tensor."""
-    from fp8dbg.numerics.blocks import block_figures
-
-    figures = block_figures(tensor, recipe, role, axis)
+    found = block_figures(tensor, recipe, role, axis, scale)
     return {
-        "scale_min": _known(figures.scale_min),
-        "scale_max": _known(figures.scale_max),
-        "scale_source": "emulated",
-        **_columns(figures),
+        "scale_min": found.scale_min,
+        "scale_max": found.scale_max,
+        "scale_source": "emulated" if scale is None else "live",
+        **_columns(found.figures),
     }
 
 
-def _columns(figures: Any) -> dict[str, Any]:
+def _columns(figures: QuantFigures) -> dict[str, Any]:
     return {name: getattr(figures, name) for name in _CAST_COLUMNS}
 
 
