@@ -1,0 +1,217 @@
+"""Shadow GEMMs on sampled output rows: what FP8 changes in a GEMM's output, which operand is to blame, and the harm."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fp8dbg.errors import UnknownNameError
+from fp8dbg.numerics.casting import OPERANDS, cast, cast_error, tensor_scale
+from fp8dbg.numerics.recipes import Recipe
+
+
+class Shadow(NamedTuple):
+    """The same output rows, float32 [r, n], four times: exact, and with both, only the first, only the second operand
+    quantised."""
+
+    exact: Tensor
+    both: Tensor
+    only_a: Tensor
+    only_b: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class GemmFigures:
+    """Figures of one GEMM, named and defined as the columns of ``gemms``; None where a figure does not exist."""
+
+    rows_measured: int
+    mse: float | None = None
+    rel_l2: float | None = None
+    sqnr_db: float | None = None
+    cosine: float | None = None
+    norm_ratio: float | None = None
+    error_from_a: float | None = None
+    error_from_b: float | None = None
+    error_unexplained: float | None = None
+    impact: float | None = None
+    sensitivity: float | None = None
+    grad_alignment: float | None = None
+
+    def row(self) -> dict[str, float | None]:
+        """Columns of ``gemms`` and their values."""
+        return asdict(self)
+
+
+def quantise(tensor: Tensor, recipe: Recipe, role: str, gemm: str, scale: float | Tensor | None = None) -> Tensor:
+    """The values that the recipe's GEMM sees of an operand, float32, in the tensor's shape; see ``casting.cast``."""
+    return cast(tensor, recipe, role, gemm, scale, torch.float32).dequantised()
+
+
+def sample_rows(m: int, rows: int, generator: torch.Generator) -> Tensor:
+    """``rows`` of ``m`` row numbers, each set equally likely, ascending, int64, on the CPU; all of them if m <= rows.
+
+    Draws from the generator given and no other, so the training's own random numbers stay what they are. Time and
+    memory do not depend on ``m`` (Floyd's algorithm).
+    """
+    if m <= rows:
+        return torch.arange(m)
+    chosen: set[int] = set()
+    draws = torch.rand(rows, generator=generator, dtype=torch.float64).tolist()
+    for last, draw in zip(range(m - rows, m), draws, strict=True):
+        pick = int(draw * (last + 1))
+        chosen.add(last if pick in chosen else pick)
+    return torch.tensor(sorted(chosen))
+
+
+def shadow(
+    gemm: str,
+    a: Tensor,
+    b: Tensor,
+    recipe: Recipe,
+    rows: Tensor | None = None,
+    scale_a: float | Tensor | None = None,
+    scale_b: float | Tensor | None = None,
+) -> Shadow:
+    """What a recipe would make of sampled output rows of one GEMM; each row is exact over the whole contraction.
+
+    | gemm | a | b | an output row is |
+    |---|---|---|---|
+    | fprop | input [.., k] | weight [n, k] | a token |
+    | dgrad | grad_output [.., k] | weight [k, n] | a token |
+    | wgrad | grad_output [.., n] | columns of input [.., r], kept at the forward | an input feature |
+
+    Args:
+        a, b: the operands, leading axes flattened, bfloat16 (products round to 2^-9 of themselves, the exact rows
+            excepted) or anything wider (float32 throughout); any device.
+        recipe: gives formats, granularities, and the scales that are not given.
+        rows: which tokens, for fprop and dgrad; None takes all.
+        scale_a, scale_b: scale in force for a whole operand. For wgrad of a recipe with such scales (per tensor, NVFP4)
+            give the input's: the columns alone do not tell it.
+    """
+    if gemm not in OPERANDS:
+        raise UnknownNameError("GEMM", gemm, list(OPERANDS))
+    first, second = OPERANDS[gemm]
+    a, b = a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1])
+    if gemm == "wgrad":
+        error_b = cast_error(b, recipe, second, gemm, scale_b)
+        both = _products(b.t(), error_b.t(), a, cast_error(a, recipe, first, gemm, scale_a))
+        return Shadow(both.exact, both.both, both.only_b, both.only_a)
+    scale_a = _needed_scale(a, recipe, first, gemm, scale_a)
+    part = a if rows is None else a[rows.to(a.device)]
+    error_b = cast_error(b, recipe, second, gemm, scale_b)
+    turned = (b.t(), error_b.t()) if gemm == "fprop" else (b, error_b)
+    return _products(part, cast_error(part, recipe, first, gemm, scale_a), *turned)
+
+
+def shadow_gemm(a: Tensor, b: Tensor, a_q: Tensor, b_q: Tensor) -> Shadow:
+    """a [r, k] times b [k, n], exact and with either or both operands replaced by the values FP8 sees; float32."""
+    a, b = a.float(), b.float()
+    return _products(a, a_q.float() - a, b, b_q.float() - b)
+
+
+def _needed_scale(
+    tensor: Tensor, recipe: Recipe, role: str, gemm: str, scale: float | Tensor | None
+) -> float | Tensor | None:
+    """The scale of the whole operand, before a part of its rows is taken; None where scales are finer."""
+    if scale is None and (recipe.granularity(role, gemm) == "tensor" or recipe.name == "nvfp4"):
+        return tensor_scale(tensor, recipe, role)
+    return scale
+
+
+def _products(a: Tensor, error_a: Tensor, b: Tensor, error_b: Tensor) -> Shadow:
+    """Errors are multiplied, not quantised values, so that what a bfloat16 GEMM rounds off is a part of the *error*.
+
+    The exact rows, bfloat16 too, are made good by a second GEMM that leaves what the first one rounded off: with
+    beta the old output is taken off before the new one is rounded. Twice as fast on a CPU as float32.
+    """
+    if not a.dtype == b.dtype == error_a.dtype == error_b.dtype == torch.bfloat16:
+        a, error_a, b, error_b = a.float(), error_a.float(), b.float(), error_b.float()
+    stacked, r = torch.cat([a, error_a]), a.shape[0]
+    products, errors = stacked @ b, (stacked @ error_b).float()
+    exact, from_a, from_b, from_both = products[:r].float(), products[r:].float(), errors[:r], errors[r:]
+    if a.dtype == torch.bfloat16:
+        exact = exact + torch.addmm(products[:r], a, b, beta=-1)
+    return Shadow(exact, exact + (from_a + from_b + from_both), exact + from_a, exact + from_b)
+
+
+def gemm_figures(
+    exact: Tensor,
+    emulated: Tensor,
+    only_a: Tensor,
+    only_b: Tensor,
+    real: Tensor | None = None,
+    grad: Tensor | None = None,
+    rows_total: int | None = None,
+) -> GemmFigures:
+    """The figures of a GEMM from sampled output rows, all [r, n].
+
+    Args:
+        exact, emulated, only_a, only_b: as ``Shadow`` gives them.
+        real: the rows that an FP8 layer really made, without its bias; taken as the FP8 side if given, and compared
+            with ``emulated``: what is left over is accumulation, or a scale other than the one assumed.
+        grad: the gradient that arrives at these rows (fprop): gives ``impact`` and ``sensitivity``. Without it,
+            ``grad_alignment`` is given instead: the rows are then a gradient's own.
+        rows_total: how many rows the output has, to scale impact and sensitivity up; None: these are all.
+
+    Sums are float64. Empty, all-zero and non-finite rows give None, never NaN.
+    """
+    r = exact.shape[0]
+    seen = emulated if real is None else real.float()
+    parts = [exact, seen, seen - exact, only_a - exact, only_b - exact]
+    parts += [] if real is None else [seen - emulated]
+    vectors = torch.stack([p.reshape(-1) for p in parts]).double()
+    gram = (vectors @ vectors.t()).tolist()
+    ((x2, xy, *_), (_, y2, *_), (*_,), *_) = gram
+    d2, a2, b2 = gram[2][2], gram[3][3], gram[4][4]
+    rel_l2 = _root_ratio(d2, x2)
+    impact, sensitivity = _harm(seen - exact, grad, (rows_total or r) / max(r, 1))
+    return GemmFigures(
+        rows_measured=r,
+        mse=_finite(d2 / exact.numel()) if exact.numel() else None,
+        rel_l2=rel_l2,
+        sqnr_db=-20.0 * math.log10(rel_l2) if rel_l2 else None,
+        cosine=_ratio(xy, math.sqrt(x2) * math.sqrt(y2)),
+        norm_ratio=_root_ratio(y2, x2),
+        error_from_a=_root_ratio(a2, x2),
+        error_from_b=_root_ratio(b2, x2),
+        error_unexplained=None if real is None else _root_ratio(gram[5][5], x2),
+        impact=impact,
+        sensitivity=sensitivity,
+        grad_alignment=_ratio(xy, x2) if grad is None else None,
+    )
+
+
+def uncancelled_error(mse: float, rms_a: float, rms_b: float, k: int) -> float | None:
+    """A GEMM's error against the size its output would have if nothing cancelled, |a||b| / sqrt(k).
+
+    An output that is a small difference of large terms (inputs of mean 10 whose mean the weight takes out) has a large
+    ``rel_l2`` though both casts are healthy; this stays at the casts' own noise floor. ``mse`` and ``k`` from
+    ``gemms``, the operands' ``rms`` from ``tensors``. None where an operand is zero.
+    """
+    size = rms_a * rms_b * math.sqrt(k)
+    return _ratio(math.sqrt(mse), size)
+
+
+def _harm(error: Tensor, grad: Tensor | None, share: float) -> tuple[float | None, float | None]:
+    """First-order change of the loss, and its Fisher form: the sum over rows of (g . d)^2."""
+    if grad is None or not error.numel():
+        return None, None
+    per_row = (grad.double() * error.double()).sum(dim=1)
+    impact, sensitivity = torch.stack([per_row.sum(), (per_row**2).sum()]).tolist()
+    return _finite(impact * share), _finite(sensitivity * share)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _ratio(part: float, whole: float) -> float | None:
+    return _finite(part / whole) if whole else None
+
+
+def _root_ratio(part: float, whole: float) -> float | None:
+    return _finite(math.sqrt(part / whole)) if whole > 0 and part >= 0 else None
