@@ -1,0 +1,5 @@
+"""``python -m fp8dbg``: the command line."""
+
+from fp8dbg.cli import main
+
+main()

@@ -1,0 +1,191 @@
+"""The command line: one short function per verb. Heavy libraries are imported inside the verbs, so --help is quick."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fp8dbg import __version__, output
+from fp8dbg.errors import Fp8dbgError, NothingRecordedError, UsageError
+
+if TYPE_CHECKING:
+    from fp8dbg.analysis.run import Run
+    from fp8dbg.analysis.summary import Summary
+
+app = typer.Typer(
+    help="Tells a team training in FP8 where the numbers break, why, and what to keep in BF16.",
+    epilog="Exit codes: 0 fine, 1 a gate failed, 2 wrong usage or unreadable input, 3 nothing recorded.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="The folder that fp8dbg.attach wrote.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for programs instead of text for people.")]
+
+
+def main() -> None:
+    """Run the command line: every error meant for a user is printed here, once, and becomes an exit code."""
+    if hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `fp8dbg query ... | head` ends quietly
+    try:
+        app(prog_name="fp8dbg")
+    except Fp8dbgError as error:
+        if os.environ.get("FP8DBG_DEBUG") == "1":
+            raise
+        output.say(f"fp8dbg: {error}")
+        sys.exit(error.exit_code)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"fp8dbg {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Run folder to write; new or empty.")] = Path("demo_run"),
+    steps: Annotated[int, typer.Option(min=100, help="Training steps.")] = 500,
+    as_json: Json = False,
+) -> None:
+    """Train a small model with a planted fault, and report it.
+
+    A transformer of 0.9 million parameters learns the source of Python's standard library in simulated FP8.
+    """
+    _require_new(out)
+    from fp8dbg.demo.story import tell
+    from fp8dbg.demo.training import Settings
+
+    with output.progress(steps, "training the demo") as advance:
+        held_out = tell(out, Settings(steps=steps), advance)
+    with _open(out) as run:
+        _report(run, out / "report.html", as_json=as_json)
+    if not as_json:
+        typer.echo("\nLoss on held-out text with the weights of the fault's first step, by what is kept in BF16:")
+        output.print_table(["in_bf16", "loss"], held_out)
+
+
+@app.command()
+def report(
+    run_folder: RunFolder,
+    as_json: Json = False,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Where the page goes; RUN/report.html.")] = None,
+    no_html: Annotated[bool, typer.Option("--no-html", help="Write no page.")] = False,
+) -> None:
+    """What happened, where, why, what to do; also as a page.
+
+    The page is RUN/report.html, one file that opens offline.
+    """
+    if html and no_html:
+        raise UsageError("--html and --no-html exclude each other.", "Give one of them.")
+    with _open(run_folder) as run:
+        summary = _report(run, None if no_html else html or run_folder / "report.html", as_json=as_json)
+    if any(finding.code == "nothing_recorded" for finding in summary.findings):
+        raise typer.Exit(NothingRecordedError.exit_code)
+
+
+def _report(run: Run, html: Path | None, *, as_json: bool) -> Summary:
+    """Print the summary and write the page; that the page cannot be written is said and spoils nothing else."""
+    from fp8dbg.analysis.summary import summarise
+    from fp8dbg.render import terminal
+    from fp8dbg.render.html import write_report
+
+    summary = summarise(run)
+    if as_json:
+        typer.echo(output.json_text(summary.to_dict()))
+    else:
+        terminal.report(summary, output.console())
+    if html is not None:
+        try:
+            output.say(f"The page is {write_report(run, summary, html)}")
+        except UsageError as error:
+            output.say(f"fp8dbg: {error}")
+    return summary
+
+
+@app.command()
+def query(
+    run_folder: RunFolder,
+    sql: Annotated[str, typer.Argument(help='One SELECT, as "select step, loss from steps".')],
+    as_json: Annotated[bool, typer.Option("--json", help="Print a list of row objects.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
+) -> None:
+    """Ask a run folder anything in SQL.
+
+    Its tables are steps, amax, tensors, gemms and events; tensor_ratios is tensors with ratios formed of its counts.
+    """
+    if as_json and as_csv:
+        raise UsageError("--json and --csv exclude each other.", "Give one of them.")
+    with _open(run_folder) as run:
+        columns, rows = output.rows_of(run.sql(sql))
+        if as_json:
+            output.print_json_rows(rows)
+        elif as_csv:
+            output.print_csv(columns, rows)
+        else:
+            output.print_table(columns, rows)
+
+
+@app.command()
+def tensors(
+    run_folder: RunFolder,
+    layer: Annotated[str, typer.Option(metavar="GLOB", help="Only layers whose name matches.")] = "*",
+    as_json: Json = False,
+) -> None:
+    """Which tensors were recorded, when, and which were saved whole."""
+    from fp8dbg.listing import recorded_and_saved
+
+    with _open(run_folder) as run:
+        recorded, saved = recorded_and_saved(run, layer)
+    if as_json:
+        typer.echo(output.json_text({"recorded": recorded, "saved": saved}))
+        return
+    for rows in filter(None, (recorded, saved)):
+        output.print_table(list(rows[0]), rows)
+
+
+@app.command()
+def doctor(
+    layers: Annotated[int, typer.Option(min=1, help="Linear layers of the model.")] = 224,
+    every: Annotated[int, typer.Option(min=0, help="Every how many steps everything is measured; 0: never.")] = 100,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of the training run.")] = 10_000,
+    microbatches: Annotated[int, typer.Option(min=1, help="Microbatches per step.")] = 1,
+    ranks: Annotated[int, typer.Option(min=1, help="Processes that record.")] = 1,
+    as_json: Json = False,
+) -> None:
+    """What is installed, which devices have FP8 units, folder growth.
+
+    Also the environment variables that are set here and change FP8 numerics.
+    """
+    from fp8dbg import doctor
+
+    found = doctor.examine(doctor.Plan(layers, every, steps, microbatches, ranks))
+    typer.echo(output.json_text(found.to_dict()) if as_json else found.text())
+
+
+def _open(path: Path) -> Run:
+    from fp8dbg.analysis.run import open_run
+
+    return open_run(path)
+
+
+def _require_new(out: Path) -> None:
+    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise UsageError(f"{out} exists and is not an empty folder.", "Remove it or give another: fp8dbg demo OUT.")

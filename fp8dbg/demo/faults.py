@@ -1,0 +1,54 @@
+"""The two faults of the demo: one that FP8 alone cannot stand, and one batch whose activations jump."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from fp8dbg.demo.model import SwiGLU
+
+
+@torch.no_grad()
+def plant_outliers(mlp: SwiGLU, optimizer: torch.optim.Optimizer, neurons: Sequence[int], factor: float = 1e6) -> None:
+    """Make some rows of ``up`` larger and the columns of ``down`` that read them smaller, by the same factor.
+
+    In exact arithmetic, and to within rounding in BF16, the function is what it was. Under one FP8 scale per tensor
+    the outliers take the whole range: every other weight of ``up`` and every other input of ``down`` becomes zero.
+
+    The optimizer knows nothing of the factor, and a step of its usual size would overwrite the small columns; so the
+    neurons keep their weights from here on.
+
+    Args:
+        mlp: the layer's SwiGLU.
+        optimizer: what trains it.
+        neurons: rows of ``up``.
+        factor: how much larger.
+    """
+    chosen = torch.tensor(neurons)
+    mlp.up.weight[chosen] *= factor
+    mlp.down.weight[:, chosen] /= factor
+    rows, columns = mlp.up.weight[chosen].clone(), mlp.down.weight[:, chosen].clone()
+
+    @torch.no_grad()
+    def hold(*_: object) -> None:
+        mlp.up.weight[chosen] = rows
+        mlp.down.weight[:, chosen] = columns
+
+    optimizer.register_step_post_hook(hold)
+
+
+@contextmanager
+def amplified(module: nn.Module, factor: float) -> Iterator[None]:
+    """While it lasts, the module's output is ``factor`` times larger, as after one bad batch of data."""
+
+    def amplify(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
+        return output * factor
+
+    handle = module.register_forward_hook(amplify)
+    try:
+        yield
+    finally:
+        handle.remove()
