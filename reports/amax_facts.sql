@@ -12,12 +12,24 @@
 --   rows_at_one: rows whose scale was exactly 1
 --   last_at_one: last step whose scale was exactly 1
 --   first_not_at_one: first step whose scale was not 1
+--   back_at_one: first step whose scale was exactly 1 after one whose scale was not; NULL if there is none
+--   amax_at_one: largest amax under a scale of 1, leaving out the first step
 --   usual_reach: median of log2(scale x amax), where the largest value lands; log2 of the format's maximum is full use
 --   spread_reach: median absolute deviation of the reach
 --   highest_reach: largest reach
 --   highest_at: step of the largest reach
 --   rows_infinite: rows with an infinite element
 --   first_infinite: first step with an infinite element
+with set_since as (
+    select layer, tensor, min(step) as first_set from amax where scale <> 1 group by layer, tensor
+),
+back as (
+    select a.layer, a.tensor, min(a.step) as back_at_one
+    from amax as a
+    join set_since as s on a.layer = s.layer and a.tensor = s.tensor and a.step > s.first_set
+    where a.scale = 1
+    group by a.layer, a.tensor
+)
 select
     layer, tensor,
     min(step) as first_step, max(step) as last_step, count(*) as rows,
@@ -25,6 +37,8 @@ select
     count(*) filter (where scale = 1) as rows_at_one,
     max(step) filter (where scale = 1) as last_at_one,
     min(step) filter (where scale <> 1) as first_not_at_one,
+    any_value(back_at_one) as back_at_one,
+    max(amax) filter (where scale = 1 and step > (select min(step) from amax)) as amax_at_one,
     median(log2(scale * amax)) filter (where scale > 0 and amax > 0) as usual_reach,
     mad(log2(scale * amax)) filter (where scale > 0 and amax > 0) as spread_reach,
     max(log2(scale * amax)) filter (where scale > 0 and amax > 0) as highest_reach,
@@ -32,6 +46,7 @@ select
     count(*) filter (where inf > 0) as rows_infinite,
     min(step) filter (where inf > 0) as first_infinite
 from amax
+left join back using (layer, tensor)
 where scale is not null
 group by layer, tensor
 order by layer, tensor

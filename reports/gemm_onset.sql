@@ -12,6 +12,7 @@
 --   steps: number of sampled steps in it
 --   worst: the figure's largest value in it
 --   worst_step: step of that value
+--   position: which of the sampled steps with this figure the stretch starts on, from 1
 --   total_steps: number of sampled steps with this figure, in and out of stretches
 with limits as (
     select unnest(
@@ -35,6 +36,7 @@ chosen as (
 numbered as (
     select
         *, figure_value > "limit" as beyond,
+        row_number() over (partition by layer, gemm, figure order by step) as place,
         row_number() over (partition by layer, gemm, figure order by step)
         - row_number() over (partition by layer, gemm, figure, figure_value > "limit" order by step) as stretch,
         count(*) over (partition by layer, gemm, figure) as total_steps
@@ -44,7 +46,7 @@ numbered as (
 select
     layer, gemm, figure, "limit",
     min(step) as first_step, max(step) as last_step, count(*) as steps,
-    max(figure_value) as worst, arg_max(step, figure_value) as worst_step, any_value(total_steps) as total_steps
+    max(figure_value) as worst, arg_max(step, figure_value) as worst_step, min(place) as position, any_value(total_steps) as total_steps
 from numbered
 where beyond
 group by layer, gemm, figure, "limit", stretch

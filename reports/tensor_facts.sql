@@ -1,4 +1,4 @@
--- Question: What did each figure of each tensor usually measure, and how far did it ever go?
+-- Question: What did each figure of each tensor usually measure, and how far did it ever go, once its scale had been set?
 -- Reads: tensor_steps
 -- Parameters:
 --   healthy_from (integer, default NULL): first step of the window that "usual" is taken over
@@ -17,7 +17,12 @@
 --   steps: number of sampled steps with this tensor
 --   steps_all_zero: sampled steps on which every element was zero
 --   steps_non_finite: sampled steps on which an element was NaN or infinite
---   steps_initial: sampled steps on which the scale had never been updated
+--   steps_initial: sampled steps after the run's first on which the scale had never been updated
+--   first_initial: first of them
+--   last_initial: last of them
+--   initial_underflow_ratio: largest underflow ratio on them
+--   initial_saturated_ratio: largest saturated ratio on them
+--   initial_rel_l2: largest rel_l2 on them
 --   usual_underflow_ratio: median over the window of underflow over non-zero finite elements
 --   spread_underflow_ratio: median absolute deviation of that ratio in the window
 --   worst_underflow_ratio: largest ratio of the run
@@ -36,6 +41,13 @@
 --   lowest_scale_delta: smallest scale_delta of the run
 --   highest_scale_delta: largest scale_delta of the run
 --   worst_at: step on which the ratio of underflow plus saturated, and then rel_l2, was largest
+with marked as (
+    select
+        *, step between $healthy_from and $healthy_to as healthy,
+        coalesce(scale_source, '') = 'initial' as initial,
+        coalesce(scale_source, '') = 'initial' and step > (select min(step) from tensor_steps) as initial_again
+    from tensor_steps
+)
 select
     layer, tensor, what_if,
     any_value(host) as host, any_value(recipe) as recipe, any_value(format) as format,
@@ -43,25 +55,31 @@ select
     min(step) as first_step, max(step) as last_step, count(*) as steps,
     count(*) filter (where numel > 0 and zeros = numel) as steps_all_zero,
     count(*) filter (where nan + inf > 0) as steps_non_finite,
-    count(*) filter (where scale_source = 'initial') as steps_initial,
-    median(underflow_ratio) filter (where step between $healthy_from and $healthy_to) as usual_underflow_ratio,
-    mad(underflow_ratio) filter (where step between $healthy_from and $healthy_to) as spread_underflow_ratio,
-    max(underflow_ratio) as worst_underflow_ratio,
-    median(saturated_ratio) filter (where step between $healthy_from and $healthy_to) as usual_saturated_ratio,
-    mad(saturated_ratio) filter (where step between $healthy_from and $healthy_to) as spread_saturated_ratio,
-    max(saturated_ratio) as worst_saturated_ratio,
-    median(rel_l2) filter (where step between $healthy_from and $healthy_to) as usual_rel_l2,
-    mad(rel_l2) filter (where step between $healthy_from and $healthy_to) as spread_rel_l2,
-    max(rel_l2) as worst_rel_l2,
-    median(gain) filter (where step between $healthy_from and $healthy_to) as usual_gain,
-    mad(gain) filter (where step between $healthy_from and $healthy_to) as spread_gain,
-    max(gain) as worst_gain,
-    median(peak_to_median) filter (where step between $healthy_from and $healthy_to) as usual_peak_to_median,
+    count(*) filter (where initial_again) as steps_initial,
+    min(step) filter (where initial_again) as first_initial,
+    max(step) filter (where initial_again) as last_initial,
+    max(underflow_ratio) filter (where initial_again) as initial_underflow_ratio,
+    max(saturated_ratio) filter (where initial_again) as initial_saturated_ratio,
+    max(rel_l2) filter (where initial_again) as initial_rel_l2,
+    median(underflow_ratio) filter (where healthy and not initial) as usual_underflow_ratio,
+    mad(underflow_ratio) filter (where healthy and not initial) as spread_underflow_ratio,
+    max(underflow_ratio) filter (where not initial) as worst_underflow_ratio,
+    median(saturated_ratio) filter (where healthy and not initial) as usual_saturated_ratio,
+    mad(saturated_ratio) filter (where healthy and not initial) as spread_saturated_ratio,
+    max(saturated_ratio) filter (where not initial) as worst_saturated_ratio,
+    median(rel_l2) filter (where healthy and not initial) as usual_rel_l2,
+    mad(rel_l2) filter (where healthy and not initial) as spread_rel_l2,
+    max(rel_l2) filter (where not initial) as worst_rel_l2,
+    median(gain) filter (where healthy and not initial) as usual_gain,
+    mad(gain) filter (where healthy and not initial) as spread_gain,
+    max(gain) filter (where not initial) as worst_gain,
+    median(peak_to_median) filter (where healthy) as usual_peak_to_median,
     max(peak_to_median) as worst_peak_to_median,
-    median(scale_delta) filter (where step between $healthy_from and $healthy_to) as usual_scale_delta,
-    min(scale_delta) as lowest_scale_delta,
-    max(scale_delta) as highest_scale_delta,
-    arg_max(step, coalesce(underflow_ratio, 0) + coalesce(saturated_ratio, 0) + 1e-3 * coalesce(rel_l2, 0)) as worst_at
-from tensor_steps
+    median(scale_delta) filter (where healthy and not initial) as usual_scale_delta,
+    min(scale_delta) filter (where not initial) as lowest_scale_delta,
+    max(scale_delta) filter (where not initial) as highest_scale_delta,
+    arg_max(step, coalesce(underflow_ratio, 0) + coalesce(saturated_ratio, 0) + 1e-3 * coalesce(rel_l2, 0))
+        filter (where not initial) as worst_at
+from marked
 group by layer, tensor, what_if
 order by layer, tensor, what_if

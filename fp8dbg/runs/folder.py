@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-__all__ = ["Folder", "RunWriter", "open_folder"]
+__all__ = ["Folder", "RunWriter", "contents_of", "open_folder"]
 
 
 class Folder:
@@ -31,7 +31,8 @@ class Folder:
         meta: run.json as a dict; ``layers`` of all ranks together, and ``ranks``: each rank's own run.json by number.
         problems: a sentence for each file that could not be read, or not to its end, and for what else a reader should
             know. Everything else was read.
-        state: "alive" (some rank is being recorded, on this machine), "finished" (every rank was closed) or "killed".
+        state: "alive" (some rank is being recorded, on this machine), "killed", "stopped" (recording ended early, as on
+            a full disk) or "finished" (every rank was closed).
         connection: the DuckDB connection with a view for each of `tables`.
     """
 
@@ -41,7 +42,7 @@ class Folder:
         self.meta: dict[str, Any] = contents[0].meta
         self.problems: list[str] = [p for c in contents for p in (*c.problems, *resumed(c))]
         states = [c.state for c in contents]
-        self.state = next((s for s in ("alive", "killed") if s in states), "finished")
+        self.state = next((s for s in ("alive", "killed", "stopped") if s in states), "finished")
         self._contents = contents
         self.connection: duckdb.DuckDBPyConnection = queries.connect(sources_of(contents))
 
@@ -117,8 +118,13 @@ def open_folder(path: str | Path | Iterable[str | Path]) -> Folder:
     Raises:
         RunFolderError: a folder is missing, empty, of something else, or of a newer schema.
     """
+    return Folder(contents_of(path))
+
+
+def contents_of(path: str | Path | Iterable[str | Path]) -> list[Contents]:
+    """What `open_folder` opens, looked at; raises as it does."""
     paths = [Path(path)] if isinstance(path, (str, Path)) else [Path(p) for p in path]
     if not paths:
         raise RunFolderError("No run folder was given.", "Give at least one.")
     distinct = list({p.resolve(): p for p in paths}.values())
-    return Folder([read_folder(p) for p in distinct])
+    return [read_folder(p) for p in distinct]

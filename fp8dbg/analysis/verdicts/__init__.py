@@ -1,0 +1,35 @@
+"""The verdicts: one file each, whose docstring is its page in the manual. Adding a verdict is adding a file here."""
+
+from __future__ import annotations
+
+from fp8dbg.analysis.verdicts import (
+    coverage,
+    dead_tensor,
+    frozen_scale,
+    gain_error,
+    non_finite,
+    nothing_recorded,
+    outlier,
+    saturation,
+    stale_scale,
+    underflow,
+    wrong_format,
+)
+
+VERDICTS = (
+    nothing_recorded,
+    non_finite,
+    dead_tensor,
+    frozen_scale,
+    stale_scale,
+    outlier,
+    wrong_format,
+    saturation,
+    underflow,
+    gain_error,
+    coverage,
+)
+"""Every verdict, causes before what they cause."""
+
+EXPLAINS = {verdict.CODE: verdict.EXPLAINS for verdict in VERDICTS}
+"""For a verdict's code, the codes of what it causes on its own tensor."""

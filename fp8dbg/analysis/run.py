@@ -1,0 +1,95 @@
+"""A run opened for judgement: the tables of its folder, its findings and its fallback plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+from fp8dbg.analysis.evidence import Evidence
+from fp8dbg.analysis.finding import Finding, fold, worst_first
+from fp8dbg.analysis.plan import Plan, plan_for
+from fp8dbg.analysis.verdicts import EXPLAINS, VERDICTS
+from fp8dbg.analysis.wording import listed
+from fp8dbg.runs.folder import Folder, contents_of
+
+SAME_HARM = 0.5
+"""Among findings of one kind and one onset, the first layer in execution order with this share of the worst leads."""
+
+
+class Run(Folder):
+    """A run folder with everything that ``Folder`` offers, and the verdicts on it."""
+
+    @cached_property
+    def evidence(self) -> Evidence:
+        """The facts that the verdicts judge."""
+        return Evidence(self)
+
+    def findings(self) -> list[Finding]:
+        """What is wrong with this run, worst first; empty for a healthy one."""
+        return list(self._findings)
+
+    def plan(self) -> Plan:
+        """The GEMMs to keep in BF16; empty where none needs it or something else is the right action."""
+        return plan_for(self._findings, self._kept_in_bf16)
+
+    @cached_property
+    def _findings(self) -> list[Finding]:
+        judged = [finding for verdict in VERDICTS for finding in verdict.judge(self.evidence)]
+        judged = _before_the_end(judged)
+        return worst_first(gather(fold(judged, EXPLAINS), self.evidence.layer_order))
+
+    @property
+    def _kept_in_bf16(self) -> dict[str, list[str]]:
+        layers = [entry for entry in self.meta.get("layers") or [] if isinstance(entry, Mapping)]
+        return {str(entry.get("layer")): list(entry.get("bf16_gemms") or []) for entry in layers}
+
+
+def open_run(path: str | Path | Iterable[str | Path]) -> Run:
+    """Open a run folder, or the folders of several ranks of one run.
+
+    Raises:
+        RunFolderError: a folder is missing, empty, of something else, or of a newer schema.
+    """
+    return Run(contents_of(path))
+
+
+def _before_the_end(findings: list[Finding]) -> list[Finding]:
+    """Without what began when numbers had stopped being finite: that follows from it."""
+    ends = [
+        f.first_step for f in findings if f.code == "non_finite" and f.severity == "act" and f.first_step is not None
+    ]
+    if not ends:
+        return findings
+    return [f for f in findings if f.code in ("non_finite", "coverage") or (f.first_step or 0) < min(ends)]
+
+
+def gather(findings: list[Finding], order: Mapping[str, int]) -> list[Finding]:
+    """One finding for those that share code, onset and action, where the action is not per layer.
+
+    A batch that clips twenty layers is one thing to look at. Those that call for BF16 stay apart: the plan needs each.
+    """
+    groups: dict[tuple[object, ...], list[Finding]] = {}
+    for index, finding in enumerate(findings):
+        alone = finding.action == "bf16" or finding.layer is None
+        key = (finding.code, finding.severity, finding.first_step, finding.what_if, index if alone else None)
+        groups.setdefault(key, []).append(finding)
+    return [_gathered(group, order) for group in groups.values()]
+
+
+def _gathered(group: list[Finding], order: Mapping[str, int]) -> Finding:
+    worst = max(f.harm for f in group)
+    heavy = [f for f in group if f.harm >= SAME_HARM * worst]
+    lead = min(heavy, key=lambda f: (order.get(f.layer or "", 0), -f.harm))
+    rest = sorted((f for f in group if f is not lead), key=lambda f: -f.harm)
+    if not rest:
+        return lead
+    names = [f"{f.layer} {f.tensor}" for f in rest]
+    return replace(
+        lead,
+        summary=f"{lead.summary.rstrip('.')}; so it is with {listed(names)}.",
+        harm=worst,
+        last_step=max((f.last_step for f in group if f.last_step is not None), default=None),
+        evidence=[row for f in (lead, *rest[:19]) for row in f.evidence],
+    )

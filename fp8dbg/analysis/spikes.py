@@ -1,0 +1,114 @@
+"""Loss spikes by a robust score, and which figures of which layers moved first."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fp8dbg.analysis.evidence import Evidence, Row
+
+FloatArray = npt.NDArray[np.float64]
+
+WINDOW = 50
+"""Steps before a step that its usual loss and the usual change from step to step are taken from."""
+
+ENOUGH = 10
+"""Steps with a loss that there must be in the window."""
+
+SCORE = 8.0
+"""Robust standard deviations that make a spike; real losses are noisier than Gaussian, so it takes many."""
+
+RISE = 0.02
+"""And the share of the usual loss by which it must rise: a loss without noise has no spikes of a hair's width."""
+
+AT_MOST = 20
+"""Spikes whose first movers are looked up: the worst ones."""
+
+
+@dataclass(frozen=True)
+class Spike:
+    """One loss spike.
+
+    Attributes:
+        step: its first step.
+        loss: the loss at its worst step; None where it was not finite.
+        score: robust standard deviations above the usual loss; None where the loss was not finite.
+        last_step: last step of the stretch that stayed above.
+        first_movers: rows of reports/first_movers.sql: which figures left their usual range at or before the spike,
+            first movers first; empty if none did.
+    """
+
+    step: int
+    loss: float | None
+    score: float | None
+    last_step: int
+    first_movers: list[Row] = field(default_factory=list)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return asdict(self)
+
+
+def find_spikes(evidence: Evidence) -> list[Spike]:
+    """Spikes of the run's loss in order of step; a loss that is NULL between recorded ones, or from then on, is one."""
+    rows = evidence.ask("losses")
+    loss = np.array([np.nan if r["loss"] is None else r["loss"] for r in rows], dtype=np.float64)
+    steps = [int(r["step"]) for r in rows]
+    if np.isfinite(loss).sum() == 0:
+        return []  # the loss was never logged: there is nothing to judge
+    scores = robust_scores(loss)
+    spikes = [_spike(steps, loss, scores, first, last) for first, last in _stretches(loss, scores)]
+    worst = sorted(spikes, key=lambda s: -(s.score if s.score is not None else np.inf))[:AT_MOST]
+    return [replace(s, first_movers=_first_movers(evidence, s.step)) if s in worst else s for s in spikes]
+
+
+def robust_scores(loss: FloatArray) -> FloatArray:
+    """For each step, how many robust standard deviations its loss is above the median of the steps before it.
+
+    The deviation is that of the changes from step to step (1.4826 x MAD / sqrt 2), which a falling loss does not
+    inflate. NaN where the loss is, or where too few steps came before; 0 where the rise is below ``RISE``.
+
+    Args:
+        loss: [steps]; NaN where it is not known.
+    """
+    padded = np.concatenate([np.full(WINDOW, np.nan), loss])
+    before = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)[:-1]
+    enough = np.isfinite(before).sum(axis=1) >= ENOUGH
+    scores = np.full(loss.shape, np.nan)
+    for rows in np.array_split(np.flatnonzero(enough & np.isfinite(loss)), max(1, len(loss) // 50_000)):
+        recent = before[rows, -ENOUGH:]
+        known = np.where(np.isfinite(recent).any(axis=1), np.nanmedian(recent, axis=1), np.nan)
+        change = np.diff(before[rows], axis=1)
+        middle = np.nanmedian(change, axis=1, keepdims=True)
+        spread = 1.4826 / np.sqrt(2) * np.nanmedian(np.abs(change - middle), axis=1)
+        rise = loss[rows] - known
+        scores[rows] = np.where(rise > RISE * np.abs(known), rise / np.maximum(spread, 1e-12), 0.0)
+    return scores
+
+
+def _stretches(loss: FloatArray, scores: FloatArray) -> list[tuple[int, int]]:
+    """First and last index of each stretch of spiking steps; steps before the first loss are no spike."""
+    lost = np.isnan(loss)
+    lost[: int(np.flatnonzero(~lost)[0])] = False
+    out = np.flatnonzero((scores > SCORE) | lost)
+    parts = np.split(out, np.flatnonzero(np.diff(out) > 1) + 1) if len(out) else []
+    return [(int(p[0]), int(p[-1])) for p in parts]
+
+
+def _spike(steps: list[int], loss: FloatArray, scores: FloatArray, first: int, last: int) -> Spike:
+    inside = slice(first, last + 1)
+    if np.isnan(loss[inside]).any():
+        return Spike(steps[first], None, None, steps[last])
+    worst = first + int(np.argmax(scores[inside]))
+    return Spike(steps[first], float(loss[worst]), float(scores[worst]), steps[last])
+
+
+def _first_movers(evidence: Evidence, step: int) -> list[Row]:
+    """Figures that moved in the two sampling intervals before a step, against the twenty before those."""
+    sampled = max(1, evidence.run["sampled_steps"] or 1)
+    interval = max(1, (evidence.run["steps"] or 1) // sampled)
+    since = max(step - max(2 * interval, 5), (evidence.run["first_step"] or 0) + 1)
+    return evidence.ask("first_movers", step=step, since=since, healthy_from=max(0, since - 20 * interval), at_most=20)

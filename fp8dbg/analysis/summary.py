@@ -1,0 +1,170 @@
+"""Everything a report says about a run, as one tree of plain data: the terminal, the page and --json all read this."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fp8dbg.analysis.evidence import Evidence, Row
+from fp8dbg.analysis.finding import Finding
+from fp8dbg.analysis.limits import noise_floor
+from fp8dbg.analysis.plan import Plan
+from fp8dbg.analysis.run import Run
+from fp8dbg.analysis.spikes import Spike, find_spikes
+from fp8dbg.analysis.verdicts.coverage import unseen_layers
+from fp8dbg.analysis.verdicts.shared import sensitivity_ratio
+from fp8dbg.analysis.wording import listed
+
+WORST = 50
+"""Rows of ``Summary.worst``."""
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What was run: where it is, how far it got, on how many ranks, which layers and recipes, and its fingerprint."""
+
+    path: str
+    state: str
+    first_step: int | None
+    last_step: int | None
+    steps: int
+    sampled_steps: int
+    ranks: list[int]
+    layers: int
+    hosts: list[str]
+    recipes: list[str]
+    what_if: list[str]
+    formats: list[str]
+    first_loss: float | None
+    last_loss: float | None
+    overhead_share: float | None
+    fingerprint: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What was not seen: layers without figures, problems of the folder, gap and error events, and notes."""
+
+    unseen_layers: list[str]
+    problems: list[str]
+    events: list[Row]
+    notes: list[str]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A report as data.
+
+    Attributes:
+        run: what was run.
+        coverage: what was not seen.
+        findings: worst first.
+        spikes: loss spikes, in order of step.
+        worst: one row per tensor, worst first, with the error above its format's floor (``excess``).
+        plan: the fallback plan.
+        healthy: no finding asks to act or to watch, and something was recorded.
+        headline: the whole report in one sentence.
+    """
+
+    run: RunFacts
+    coverage: Coverage
+    findings: list[Finding]
+    spikes: list[Spike]
+    worst: list[Row]
+    plan: Plan
+    healthy: bool
+    headline: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data: the stable form of ``fp8dbg report --json``."""
+        return {
+            "run": asdict(self.run),
+            "coverage": asdict(self.coverage),
+            "headline": self.headline,
+            "healthy": self.healthy,
+            "findings": [f.to_dict() for f in self.findings],
+            "spikes": [s.to_dict() for s in self.spikes],
+            "worst": self.worst,
+            "plan": self.plan.to_dict(),
+        }
+
+
+def summarise(run: Run) -> Summary:
+    """The summary of an opened run."""
+    findings, plan = run.findings(), run.plan()
+    facts = _run_facts(run)
+    healthy = bool(facts.sampled_steps) and not any(f.severity in ("act", "watch") for f in findings)
+    return Summary(
+        run=facts,
+        coverage=_coverage(run, facts),
+        findings=findings,
+        spikes=find_spikes(run.evidence),
+        worst=_worst(run.evidence),
+        plan=plan,
+        healthy=healthy,
+        headline=headline(findings, plan, facts),
+    )
+
+
+def headline(findings: list[Finding], plan: Plan, facts: RunFacts) -> str:
+    """What to know if one reads a single sentence: the worst finding and what to do first."""
+    pressing = [f for f in findings if f.severity in ("act", "watch")]
+    if not pressing:
+        return (
+            f"Healthy: nothing found in {facts.layers} layers over {facts.sampled_steps} sampled steps."
+            if facts.sampled_steps
+            else "Nothing was recorded."
+        )
+    worst = pressing[0]
+    where = f"{worst.layer}: " if worst.layer else ""
+    what = f"{where}{worst.summary.rstrip('.')}"
+    if plan and worst.action == "bf16":
+        return f"{what}; keep {listed([e.layer for e in plan.entries])} in BF16."
+    return f"{what}. {worst.remedy}"
+
+
+def _run_facts(run: Run) -> RunFacts:
+    row = run.evidence.run
+    return RunFacts(
+        path=str(run.path),
+        state=run.state,
+        first_step=row["first_step"],
+        last_step=row["last_step"],
+        steps=row["steps"],
+        sampled_steps=row["sampled_steps"],
+        ranks=list(row["ranks"] or []),
+        layers=row["layers"],
+        hosts=list(row["hosts"] or []),
+        recipes=list(row["recipes"] or []),
+        what_if=list(row["what_if"] or []),
+        formats=list(row["formats"] or []),
+        first_loss=row["first_loss"],
+        last_loss=row["last_loss"],
+        overhead_share=row["overhead_share"],
+        fingerprint={k: v for k, v in run.meta.items() if k not in ("layers", "ranks")},
+    )
+
+
+def _coverage(run: Run, facts: RunFacts) -> Coverage:
+    notes = []
+    if facts.sampled_steps and not facts.recipes:
+        notes.append("No layer computes in FP8: figures say what the recipe compared with would do.")
+    if facts.steps and facts.first_loss is None:
+        notes.append("No loss was recorded: spikes cannot be seen.")
+    if facts.sampled_steps and not run.evidence.gemms:
+        notes.append("No GEMM was measured: harm is judged from the tensors alone.")
+    events = [e for e in run.evidence.ask("events") if e["kind"] in ("gap", "error")]
+    return Coverage(unseen_layers(run.evidence), list(run.problems), events[:100], notes)
+
+
+def _worst(evidence: Evidence) -> list[Row]:
+    """Tensors by what they lost: non-finite first, then lost values and error above the format's floor."""
+    rows = [_with_excess(row, evidence) for row in evidence.ask("overview")]
+    return sorted(rows, key=lambda r: (not (r["nan"] or r["inf"]), -r["excess"], r["layer"], r["tensor"]))[:WORST]
+
+
+def _with_excess(row: Row, evidence: Evidence) -> Row:
+    floor = noise_floor(row) or 0.0
+    error = max(0.0, (row["rel_l2"] or 0.0) - floor)
+    lost = (row["underflow_ratio"] or 0.0) + (row["saturated_ratio"] or 0.0)
+    return {**row, "excess": lost + error, "sensitivity_ratio": sensitivity_ratio(evidence, row["layer"])}

@@ -1,0 +1,116 @@
+"""A scale in force that is too large for its tensor, so that the largest values are clipped.
+
+Sign: saturated_ratio above its usual value with scale_delta above 0, and rel_l2 beyond the format's noise; between
+sampled steps, scale x amax far beyond the format's maximum in the amax table.
+Cause: delayed scaling follows amax a step late: a batch whose values jump, or fast growth, meets yesterday's scale.
+Remedy: a margin of 1 (one binade of headroom), current scaling for the layer, or take the batch out of the data; not
+BF16, which only hides the jump.
+False alarm when: it is the first steps of a run, while the history fills, or a lone element clips.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from fp8dbg.analysis.evidence import Evidence, Row, Suspect
+from fp8dbg.analysis.finding import Finding
+from fp8dbg.analysis.verdicts.shared import (
+    EXCESS,
+    clipped,
+    finding_about,
+    harm_of,
+    severity,
+    under,
+    when,
+)
+from fp8dbg.analysis.wording import percent, times
+from fp8dbg.numerics.formats import FORMATS
+
+CODE = "saturation"
+EXPLAINS: frozenset[str] = frozenset({"gain_error"})
+TITLE = "Scale too large: values clip"
+REMEDY = "Give delayed scaling a margin of 1 or use current scaling for this layer, and look at the batch of that step."
+
+JUMP = 2.5
+"""log2 of scale x amax over the format's maximum that counts as a jump where only amax was recorded: 5.7 times, where a
+Gaussian tensor that grew as a whole has two fifths of its values clipped."""
+
+
+def judge(evidence: Evidence) -> Iterator[Finding]:
+    """Findings for clipping on sampled steps, then for jumps between them."""
+    seen = []
+    for suspect in clipped(evidence):
+        delta = suspect.stretch["worst_scale_delta"]
+        if delta is None or delta > EXCESS:
+            seen.append((suspect.facts["layer"], suspect.facts["tensor"]))
+            yield _finding(evidence, suspect)
+    yield from _jumps(evidence, seen)
+
+
+def _finding(evidence: Evidence, suspect: Suspect) -> Finding:
+    row, stretch = suspect.facts, suspect.stretch
+    delta = stretch["worst_scale_delta"]
+    scale = f"the scale in force {'would be' if row['what_if'] else 'is'} {times(delta)} too large" if delta else ""
+    lost = max(stretch["worst"], min(1.0, stretch["worst_rel_l2"] or 0.0))
+    return finding_about(
+        suspect,
+        code=CODE,
+        title=TITLE,
+        severity=severity(evidence, row, "act"),
+        summary=f"{percent(stretch['worst'])} of {row['tensor']} {'would be' if row['what_if'] else 'is'} clipped"
+        f"{under(row)} {when(evidence, suspect)}{': ' + scale if scale else ''}.",
+        remedy=REMEDY,
+        action="scale",
+        harm=harm_of(evidence, suspect, lost),
+    )
+
+
+def _jumps(evidence: Evidence, seen: list[tuple[str, str]]) -> Iterator[Finding]:
+    """Steps without figures on which amax shows that the bulk of an activation or weight was clipped.
+
+    Gradients are left out: a single large gradient is no news, and only figures could tell it from a jump.
+    """
+    formats = {(r["layer"], r["tensor"]): r for r in evidence.operands if r["granularity"] == "tensor"}
+    jumps: dict[int, list[tuple[float, Row, Row]]] = {}
+    for amax in evidence.ask("amax_facts"):
+        row = formats.get((amax["layer"], amax["tensor"]))
+        if row is None or row["tensor"] == "grad_output" or (row["layer"], row["tensor"]) in seen:
+            continue
+        over = _overshoot(amax, FORMATS[row["format"]].max)
+        if over > JUMP:
+            jumps.setdefault(amax["highest_at"], []).append((over, row, amax))
+    for step, group in jumps.items():
+        for over, row, amax in group:
+            yield _jump(evidence, step, over, row, amax, "act" if len(group) > 1 else "watch")
+
+
+def _overshoot(amax: Row, largest: float) -> float:
+    """log2 of how far the largest value went beyond the maximum, less what this tensor's own history makes usual."""
+    reach, usual = amax["highest_reach"], amax["usual_reach"]
+    if reach is None or usual is None or amax["highest_at"] == amax["first_step"]:
+        return 0.0
+    own = max(0.0, usual + 8 * 1.4826 * amax["spread_reach"] - math.log2(largest))
+    return float(reach - math.log2(largest) - own)
+
+
+def _jump(evidence: Evidence, step: int, over: float, row: Row, amax: Row, wanted: str) -> Finding:
+    return Finding(
+        code=CODE,
+        title=TITLE,
+        severity=severity(evidence, row, wanted),
+        layer=row["layer"],
+        tensor=row["tensor"],
+        gemm=None,
+        first_step=step,
+        last_step=step,
+        summary=f"The amax of {row['tensor']} {'would have gone' if row['what_if'] else 'went'} {times(over)} beyond "
+        f"what its scale had room for{under(row)} on step {step}, between sampled steps.",
+        basis=f"its scale x amax on every other step; {times(JUMP)} beyond the format's maximum clips two fifths of a "
+        "tensor that grew as a whole",
+        remedy=REMEDY,
+        action="scale",
+        harm=0.25 * min(1.0, over / 5),
+        what_if=row["what_if"],
+        evidence=[amax],
+    )

@@ -1,0 +1,115 @@
+"""What several verdicts need: which tensors lose values, whether the scale is to blame, and how a finding is made."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from fp8dbg.analysis.evidence import Evidence, Row, Suspect
+from fp8dbg.analysis.finding import Finding
+from fp8dbg.analysis.limits import Rule, noise_floor
+from fp8dbg.analysis.wording import period
+from fp8dbg.runs.schema import GEMMS
+
+FLUSHED = Rule(
+    "underflow_ratio", 0.02, 0.2, "E4M3 spans 18 binades and flushes about 1e-5 of Gaussian data, 1e-3 with outliers"
+)
+CLIPPED = Rule("saturated_ratio", 1e-3, 1e-2, "a scale that fits clips nothing, a delayed one now and then an element")
+GAIN = Rule("gain", 0.05, 0.2, "a healthy cast keeps the norm within 0.1 %")
+
+BULK = 0.25
+"""Share of a tensor's non-zero values whose loss is the loss of its bulk, not of a tail."""
+
+SHORTFALL = 3.0
+"""log2 by which a scale must be too small before it, not the tensor, is to blame for underflow: 8 times costs next to
+nothing (metrics.md: 64 times too small leaves rel_l2 at 0.026)."""
+
+EXCESS = 0.5
+"""log2 by which a scale must be too large before it is to blame for clipping: below it only amax's neighbours clip."""
+
+ERROR_FACTOR = 2.0
+"""Clipping matters where rel_l2 is above this multiple of the format's floor."""
+
+
+def flushed(evidence: Evidence) -> list[Suspect]:
+    """Operands that lose more values to zero than their format and their own history account for."""
+    limits = [(row, FLUSHED.limit(row)) for row in evidence.operands]
+    return evidence.suspects(
+        "underflow_ratio", [(r, limit) for r, limit in limits if (r["worst_underflow_ratio"] or 0) > limit.value]
+    )
+
+
+def clipped(evidence: Evidence) -> list[Suspect]:
+    """Operands that clip so much that their error leaves the format's noise."""
+    limits = [(row, CLIPPED.limit(row)) for row in evidence.operands if error_matters(row, row["worst_rel_l2"])]
+    found = evidence.suspects(
+        "saturated_ratio", [(r, limit) for r, limit in limits if (r["worst_saturated_ratio"] or 0) > limit.value]
+    )
+    return [s for s in found if error_matters(s.facts, s.stretch["worst_rel_l2"])]
+
+
+def error_matters(row: Row, rel_l2: float | None) -> bool:
+    """Whether an error is beyond the noise of the row's format."""
+    floor = noise_floor(row)
+    return rel_l2 is not None and floor is not None and rel_l2 > ERROR_FACTOR * floor
+
+
+def scale_too_small(suspect: Suspect) -> bool:
+    """Whether the scale in force, not the tensor, flushes the values."""
+    delta = suspect.stretch["usual_scale_delta"]
+    return delta is not None and delta < -SHORTFALL
+
+
+def readers(tensor: str) -> tuple[str, ...]:
+    """The GEMMs that read an operand."""
+    return tuple(gemm for gemm, operands in GEMMS.items() if tensor in operands)
+
+
+def sensitivity_ratio(evidence: Evidence, layer: str) -> float:
+    """How much more the loss feels this layer's forward error than the run's median layer; 1 where unknown."""
+    usual = sorted(g["usual_sensitivity"] for g in evidence.gemms if g["usual_sensitivity"])
+    own = max((g["worst_sensitivity"] or 0 for g in evidence.gemms if g["layer"] == layer), default=0)
+    return max(1.0, own / usual[len(usual) // 2]) if usual else 1.0
+
+
+def harm_of(evidence: Evidence, suspect: Suspect, lost: float) -> float:
+    """Rank of a loss: the share lost, halved if it passes at once, up to doubled where the loss function feels it."""
+    lasting = 0.5 + 0.5 * suspect.share
+    felt = 1.0 + min(1.0, math.log10(sensitivity_ratio(evidence, suspect.facts["layer"])) / 3)
+    return lost * lasting * felt
+
+
+def severity(evidence: Evidence, row: Row, wanted: str) -> str:
+    """``wanted``; "info" for a recipe that is not in force in a run where another one is: nothing is being harmed."""
+    return "info" if row["what_if"] and evidence.in_force else wanted
+
+
+def lasting(suspect: Suspect) -> bool:
+    """Whether it was so on at least two sampled steps, or is so at the end of the record."""
+    return suspect.steps >= 2 or suspect.last_step >= suspect.facts["last_step"]
+
+
+def when(evidence: Evidence, suspect: Suspect) -> str:
+    """ "since step 120" and the like."""
+    return period(suspect.first_step, suspect.last_step, evidence.end)
+
+
+def under(row: Row) -> str:
+    """ " under RECIPE" for a recipe that is not in force, else nothing."""
+    return f" under {row['what_if']}" if row["what_if"] else ""
+
+
+def finding_about(suspect: Suspect, **fields: Any) -> Finding:
+    """A finding about a suspect's tensor; the fields not given follow from the suspect."""
+    facts = suspect.facts
+    given = {
+        "layer": facts["layer"],
+        "tensor": facts.get("tensor"),
+        "gemm": facts.get("gemm"),
+        "first_step": suspect.first_step,
+        "last_step": suspect.last_step,
+        "basis": suspect.limit.basis,
+        "what_if": facts.get("what_if"),
+        "evidence": [suspect.stretch],
+    }
+    return Finding(**(given | fields))
