@@ -197,6 +197,8 @@ def _state(contents: Contents) -> str:
     ranks = {p.stamp.rank for p in contents.pieces} | set(metas)
     if any(is_recording(contents.path, rank) for rank in ranks):
         return "alive"
+    if any(m.get("stopped") for m in metas.values()):
+        return "stopped"
     return "finished" if metas and all(m.get("finished") is True for m in metas.values()) else "killed"
 
 

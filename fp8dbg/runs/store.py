@@ -79,6 +79,7 @@ class TableStore:
         if self._journal is None:
             return
         self._write_part(self._journal.stamp, own_batches(self._journal.path))
+        pa.default_memory_pool().release_unused()
         self.abandon()
         self.journal_path.unlink()
 

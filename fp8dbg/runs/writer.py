@@ -169,6 +169,7 @@ class RunWriter:
         if earlier := _OPEN.get(key):
             earlier.close()
         self._lock = RankLock(self.path, self.rank)
+        to_batch("steps", [{}], lambda column, value: None)  # pyarrow imports pandas here, for 0.4 s: not in a step
         pasts = [store.adopt() for store in self._stores.values()]
         self.last_step = max((p.last_step for p in pasts if p.last_step is not None), default=None)
         self._session = 1 + max(p.session for p in pasts)
