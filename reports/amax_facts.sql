@@ -1,6 +1,7 @@
 -- Question: How did each operand's amax sit under its scale in force, over every step?
 -- Reads: amax
--- Parameters: none
+-- Parameters:
+--   every (integer, default 1): medians and deviations are taken over every so many steps
 -- Columns:
 --   layer: layer
 --   tensor: role of the tensor
@@ -39,8 +40,8 @@ select
     min(step) filter (where scale <> 1) as first_not_at_one,
     any_value(back_at_one) as back_at_one,
     max(amax) filter (where scale = 1 and step > (select min(step) from amax)) as amax_at_one,
-    median(log2(scale * amax)) filter (where scale > 0 and amax > 0) as usual_reach,
-    mad(log2(scale * amax)) filter (where scale > 0 and amax > 0) as spread_reach,
+    median(log2(scale * amax)) filter (where scale > 0 and amax > 0 and step % $every = 0) as usual_reach,
+    mad(log2(scale * amax)) filter (where scale > 0 and amax > 0 and step % $every = 0) as spread_reach,
     max(log2(scale * amax)) filter (where scale > 0 and amax > 0) as highest_reach,
     arg_max(step, log2(scale * amax)) filter (where scale > 0 and amax > 0) as highest_at,
     count(*) filter (where inf > 0) as rows_infinite,

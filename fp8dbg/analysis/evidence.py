@@ -104,6 +104,11 @@ class Evidence:
         return self.ask("gemm_facts", healthy_from=start, healthy_to=end)
 
     @cached_property
+    def amax(self) -> list[Row]:
+        """amax_facts of every operand with a scale; medians from about 500 steps, which is plenty."""
+        return self.ask("amax_facts", every=max(1, (self.run["steps"] or 0) // 500))
+
+    @cached_property
     def in_force(self) -> bool:
         """Whether any layer of the run computes in FP8; if none does, the run asks what FP8 would do to it."""
         return any(row["what_if"] is None for row in self.operands)

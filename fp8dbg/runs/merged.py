@@ -2,55 +2,87 @@
 
 Counts add, extremes stay extremes, squares are averaged by size: the merged figure is that of the whole, wherever the
 rows hold enough to say it. Where they do not (kurtosis, peak_to_median, cosine, norm_ratio, scale_delta) the row that
-is furthest from health stands for the step.
+is furthest from health stands for the step. A GEMM's impact and sensitivity add over the calls and microbatches of a
+rank and are averaged over the ranks, as the loss is.
 """
 
 from __future__ import annotations
 
-TENSOR_STEPS = """
-SELECT *,
-    underflow / nullif(numel - zeros - nan - inf, 0) AS underflow_ratio,
-    saturated / nullif(numel - nan - inf, 0) AS saturated_ratio,
-    abs(log2(nullif(norm_ratio, 0))) AS gain
-FROM (
-    SELECT
-        step, layer, tensor, what_if,
-        min(host) AS host, min(recipe) AS recipe, min(format) AS format, min(granularity) AS granularity,
-        min(dtype) AS dtype,
-        sum(numel)::BIGINT AS numel, sum(zeros)::BIGINT AS zeros, sum(nan)::BIGINT AS nan, sum(inf)::BIGINT AS inf,
-        sum(underflow)::BIGINT AS underflow, sum(saturated)::BIGINT AS saturated, sum(at_max)::BIGINT AS at_max,
-        sum(subnormal)::BIGINT AS subnormal,
-        max(amax) AS amax, min(amin) AS amin, sum(mean * numel) / nullif(sum(numel), 0) AS mean,
-        sqrt(sum(rms * rms * numel) / nullif(sum(CASE WHEN rms IS NOT NULL THEN numel END), 0)) AS rms,
-        max(kurtosis) AS kurtosis, max(peak_to_median) AS peak_to_median,
-        arg_max(scale, abs(scale_delta)) AS scale, arg_max(scale_current, abs(scale_delta)) AS scale_current,
-        arg_max(scale_delta, abs(scale_delta)) AS scale_delta,
-        min(scale_min) AS scale_min, max(scale_max) AS scale_max, min(scale_source) AS scale_source,
-        coalesce(
-            sqrt(sum(mse * numel) / nullif(sum(CASE WHEN mse IS NOT NULL THEN rms * rms * numel END), 0)), max(rel_l2)
-        ) AS rel_l2,
-        min(cosine) AS cosine, arg_max(norm_ratio, abs(ln(nullif(norm_ratio, 0)))) AS norm_ratio
-    FROM tensors
-    GROUP BY step, layer, tensor, what_if
-)
-"""
+from dataclasses import dataclass
 
-GEMM_STEPS = """
-SELECT *, abs(log2(nullif(norm_ratio, 0))) AS gain
-FROM (
-    SELECT
-        step, layer, gemm, min(host) AS host, min(recipe) AS recipe, max(m) AS m, max(n) AS n, max(k) AS k,
-        sum(rows_measured)::BIGINT AS rows_measured,
-        sqrt(avg(rel_l2 * rel_l2)) AS rel_l2, min(cosine) AS cosine,
-        arg_max(norm_ratio, abs(ln(nullif(norm_ratio, 0)))) AS norm_ratio,
-        sqrt(avg(error_from_a * error_from_a)) AS error_from_a, sqrt(avg(error_from_b * error_from_b)) AS error_from_b,
-        sqrt(avg(error_unexplained * error_unexplained)) AS error_unexplained,
-        sum(impact) / count(DISTINCT rank) AS impact, sum(sensitivity) / count(DISTINCT rank) AS sensitivity,
-        arg_max(grad_alignment, abs(grad_alignment - 1)) AS grad_alignment
-    FROM gemms
-    GROUP BY step, layer, gemm
-)
-"""
+_FURTHEST = "arg_max(norm_ratio, abs(ln(nullif(norm_ratio, 0))))"
+_GAIN = {"gain": "abs(log2(nullif(norm_ratio, 0)))"}
 
-MERGED = {"tensor_steps": TENSOR_STEPS, "gemm_steps": GEMM_STEPS}
-"""Each merged view and its SELECT."""
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """One merged view: the table it is made of, what identifies its rows, and how each column is merged and derived."""
+
+    table: str
+    keys: tuple[str, ...]
+    columns: dict[str, str]
+    derived: dict[str, str]
+
+    @property
+    def sql(self) -> str:
+        """SELECT of the view."""
+        columns = ", ".join(f"{merged} AS {name}" for name, merged in self.columns.items())
+        keys = ", ".join(self.keys)
+        return self._derive(f"SELECT {keys}, {columns} FROM {self.table} GROUP BY {keys}")
+
+    @property
+    def plain_sql(self) -> str:
+        """The same where each key has a single row: nothing needs merging, at a third of the cost."""
+        return self._derive(f"SELECT {', '.join((*self.keys, *self.columns))} FROM {self.table}")
+
+    @property
+    def is_plain_sql(self) -> str:
+        """Whether each key has a single row: one rank wrote, in one microbatch, one call of each layer."""
+        return (
+            "SELECT coalesce(max(microbatch), 0) = 0 AND coalesce(max(call), 0) = 0 "
+            f"AND min(rank) IS NOT DISTINCT FROM max(rank) FROM {self.table}"
+        )
+
+    def _derive(self, rows: str) -> str:
+        return f"SELECT *, {', '.join(f'{sql} AS {name}' for name, sql in self.derived.items())} FROM ({rows})"
+
+
+_TENSOR_STEPS = Merged(
+    "tensors",
+    ("step", "layer", "tensor", "what_if"),
+    {name: f"min({name})" for name in ("host", "recipe", "format", "granularity", "dtype", "scale_source")}
+    | {
+        name: f"sum({name})::BIGINT"
+        for name in ("numel", "zeros", "nan", "inf", "underflow", "saturated", "at_max", "subnormal")
+    }
+    | {name: f"max({name})" for name in ("amax", "kurtosis", "peak_to_median", "scale_max")}
+    | {name: f"min({name})" for name in ("amin", "scale_min", "cosine")}
+    | {name: f"arg_max({name}, abs(scale_delta))" for name in ("scale", "scale_current", "scale_delta")}
+    | {
+        "mean": "sum(mean * numel) / nullif(sum(CASE WHEN mean IS NOT NULL THEN numel END), 0)",
+        "rms": "sqrt(sum(rms * rms * numel) / nullif(sum(CASE WHEN rms IS NOT NULL THEN numel END), 0))",
+        "rel_l2": "coalesce(sqrt(sum(mse * numel) / nullif(sum(CASE WHEN mse IS NOT NULL THEN rms * rms * numel END), 0))"
+        ", max(rel_l2))",
+        "norm_ratio": _FURTHEST,
+    },
+    {
+        "underflow_ratio": "underflow / nullif(numel - zeros - nan - inf, 0)",
+        "saturated_ratio": "saturated / nullif(numel - nan - inf, 0)",
+    }
+    | _GAIN,
+)
+
+_GEMM_STEPS = Merged(
+    "gemms",
+    ("step", "layer", "gemm"),
+    {name: f"min({name})" for name in ("host", "recipe", "cosine")}
+    | {name: f"max({name})" for name in ("m", "n", "k")}
+    | {"rows_measured": "sum(rows_measured)::BIGINT"}
+    | {name: f"sqrt(avg({name} * {name}))" for name in ("rel_l2", "error_from_a", "error_from_b", "error_unexplained")}
+    | {name: f"sum({name}) / count(DISTINCT rank)" for name in ("impact", "sensitivity")}
+    | {"norm_ratio": _FURTHEST, "grad_alignment": "arg_max(grad_alignment, abs(grad_alignment - 1))"},
+    _GAIN,
+)
+
+MERGED = {"tensor_steps": _TENSOR_STEPS, "gemm_steps": _GEMM_STEPS}
+"""Each merged view by name."""

@@ -49,8 +49,8 @@ def connect(sources: Sequence[Source]) -> duckdb.DuckDBPyConnection:
         mine = [s for s in sources if s.table == table]
         connection.execute(view_sql(table, [(s, _rows_sql(connection, s)) for s in mine]))
     connection.execute(ratios_sql())
-    for name, select in MERGED.items():
-        connection.execute(f"CREATE VIEW {name} AS {select}")
+    for name, merged in MERGED.items():
+        connection.execute(f"CREATE VIEW {name} AS {merged.sql}")
     allowed = ", ".join(quoted(f) for s in sources for f in s.files)
     connection.execute(f"SET allowed_paths = [{allowed}]")
     connection.execute("SET enable_external_access = false")
@@ -126,9 +126,15 @@ def ask(folder: Folder, question: str, **parameters: Any) -> list[dict[str, Any]
 
 def _keep_merged(connection: duckdb.DuckDBPyConnection, reads: Sequence[str]) -> None:
     """Merging is most of a question's cost: its result is kept as a temporary table, which hides the view."""
-    for name in set(reads) & set(MERGED):
+    for name in sorted(set(reads) & set(MERGED)):
         try:
-            connection.execute(f"CREATE TEMP TABLE IF NOT EXISTS {name} AS SELECT * FROM main.{name}")
+            if connection.execute(
+                "SELECT 1 FROM duckdb_tables() WHERE temporary AND table_name = ?", [name]
+            ).fetchone():
+                continue
+            plain = connection.execute(MERGED[name].is_plain_sql).fetchall()[0][0]
+            select = MERGED[name].plain_sql if plain else MERGED[name].sql
+            connection.execute(f"CREATE TEMP TABLE {name} AS {select}")
         except duckdb.Error as error:
             raise QueryError(_one_line(str(error))) from error
 

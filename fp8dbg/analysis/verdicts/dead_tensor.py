@@ -24,6 +24,8 @@ EXPLAINS: frozenset[str] = frozenset({"underflow"})
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
     """One finding per onset: the first dead tensor in execution order, with those that follow from it."""
+    if not any(row["steps_all_zero"] for row in evidence.tensors):
+        return
     groups: dict[int, list[Row]] = {}
     for row in evidence.ask("all_zero"):
         if _lasting(row, evidence):

@@ -70,7 +70,7 @@ def _outgrown(evidence: Evidence, rows: dict[tuple[str, str], Row]) -> list[_Sig
 
 def _at_one(evidence: Evidence, rows: dict[tuple[str, str], Row]) -> Iterator[_Sign]:
     """Scales of 1 after the first step that do not fit: never updated, or lost with the state."""
-    for amax in evidence.ask("amax_facts"):
+    for amax in evidence.amax:
         key = (amax["layer"], amax["tensor"])
         if key not in rows or not amax["rows_at_one"] or amax["last_at_one"] == amax["first_step"]:
             continue

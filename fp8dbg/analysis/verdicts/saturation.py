@@ -73,7 +73,7 @@ def _jumps(evidence: Evidence, seen: list[tuple[str, str]]) -> Iterator[Finding]
     """
     formats = {(r["layer"], r["tensor"]): r for r in evidence.operands if r["granularity"] == "tensor"}
     jumps: dict[int, list[tuple[float, Row, Row]]] = {}
-    for amax in evidence.ask("amax_facts"):
+    for amax in evidence.amax:
         row = formats.get((amax["layer"], amax["tensor"]))
         if row is None or row["tensor"] == "grad_output" or (row["layer"], row["tensor"]) in seen:
             continue
