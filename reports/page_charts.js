@@ -1,0 +1,138 @@
+// Charts: templates from fp8dbg/render/figures.py, filled with figures and painted in the theme's colours.
+
+const CONFIG = { displayModeBar: false, responsive: true };
+const drawn = new Map(); // element -> function that returns its chart
+let cursor = null; // the step that the reader points at, marked in every chart over steps
+
+function palette() {
+  return DATA.palettes[document.documentElement.dataset.shown];
+}
+
+function painted(value, colours) {
+  if (Array.isArray(value)) return value.map((one) => painted(one, colours));
+  if (ArrayBuffer.isView(value) || value === null) return value;
+  if (typeof value === "object") {
+    return Object.fromEntries(Object.entries(value).map(([key, one]) => [key, painted(one, colours)]));
+  }
+  if (typeof value !== "string" || !value.startsWith("--")) return value;
+  const found = colours[value];
+  return Array.isArray(found) ? found.map((colour, i) => [i / (found.length - 1), colour]) : found || value;
+}
+
+// As figures.draw does: each trace takes the columns that its meta names, or is left out.
+function filled(template, columns) {
+  const wanted = ({ meta }) => (meta.optional ? (columns[meta.y] || []).some((v) => v > 0) : meta.y in columns);
+  const data = template.data.filter(wanted).map((trace) => {
+    const values = Array.from(columns[trace.meta.y], (value) => (Number.isNaN(value) ? null : value));
+    const floor = trace.meta.floor;
+    const y = floor ? values.map((value) => (value === null ? null : Math.max(value, floor))) : values;
+    return { ...trace, x: columns.step, y, customdata: values };
+  });
+  return { data, layout: withTicks(template.layout, data.flatMap((trace) => trace.y)), overSteps: true };
+}
+
+// Ticks of a logarithmic axis, as figures.log_ticks has them.
+function withTicks(layout, values) {
+  const positive = values.filter((value) => value > 0);
+  if (layout.yaxis.type !== "log" || layout.yaxis.tickvals || !positive.length) return { ...layout };
+  const first = Math.floor(Math.log10(Math.min(...positive)));
+  const last = Math.ceil(Math.log10(Math.max(...positive)));
+  const every = Math.max(1, Math.ceil((last - first) / 5));
+  const tickvals = [];
+  for (let power = first; power <= last; power += every) {
+    (last - first <= 2 ? [1, 2, 5] : [1]).forEach((digit) => tickvals.push(Number(`${digit}e${power}`)));
+  }
+  return { ...layout, yaxis: { ...layout.yaxis, tickvals, ticktext: tickvals.map(powerText) } };
+}
+
+function powerText(value) {
+  if (value >= 1e-3 && value < 1e4) return String(value);
+  const [digits, exponent] = value.toExponential(0).split("e");
+  const raised = [...String(Number(exponent))].map((one) => (one === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[Number(one)])).join("");
+  return digits === "1" ? `10${raised}` : `${digits}·10${raised}`;
+}
+
+function histogramChart(layer, tensor, step) {
+  const found = histogramOf(layer, tensor, step);
+  if (!found) return null;
+  const template = DATA.charts.histogram;
+  const x = found.counts.map((_, i) => found.exponent + i + 0.5);
+  const y = found.counts.map((count) => count / found.numel);
+  const shown = { data: [{ ...template.data[0], x, y, customdata: y }], layout: { ...template.layout } };
+  return { ...shaded(shown, found.range, x), step: found.step, steps: found.steps };
+}
+
+// Shade what the format cannot hold under the scale in force.
+function shaded(chart, range, x) {
+  if (!range) return chart;
+  const low = Math.min(x[0] - 1.5, range.underflow - 3);
+  const high = Math.max(x[x.length - 1] + 1.5, range.saturated + 3);
+  const zone = (x0, x1, fillcolor) => ({
+    type: "rect", yref: "paper", y0: 0, y1: 1, x0, x1, fillcolor, line: { width: 0 }, layer: "below",
+  });
+  const word = (text, from, to) => ({
+    text, x: (from + to) / 2, yref: "paper", y: 1, yanchor: "bottom", showarrow: false, font: { size: 11 },
+  });
+  chart.layout.shapes = [
+    zone(low, range.underflow, "--shade-lost"),
+    zone(range.underflow, range.subnormal, "--shade-subnormal"),
+    zone(range.saturated, high, "--shade-clipped"),
+  ];
+  chart.layout.annotations = [word("becomes 0", low, range.underflow), word("clips", range.saturated, high)];
+  chart.layout.xaxis = { ...chart.layout.xaxis, range: [low, high] };
+  return chart;
+}
+
+function withCursor(chart) {
+  if (cursor === null || !chart.overSteps) return chart;
+  const line = { type: "line", x0: cursor, x1: cursor, yref: "paper", y0: 0, y1: 1, line: { color: "--ink", width: 1 } };
+  return { ...chart, layout: { ...chart.layout, shapes: [...(chart.layout.shapes || []), line] } };
+}
+
+function draw(element) {
+  const chart = drawn.get(element)();
+  if (!chart || !chart.data.length) {
+    Plotly.purge(element);
+    element.classList.add("empty");
+    element.textContent = element.dataset.without || "Not recorded for this tensor.";
+    return;
+  }
+  if (element.classList.contains("empty")) element.textContent = "";
+  element.classList.remove("empty");
+  const { data, layout } = painted(withCursor(chart), palette());
+  Plotly.react(element, data, layout, CONFIG);
+  element.dataset.done = "yes";
+}
+
+const watcher = new IntersectionObserver(
+  (entries) => entries.filter((entry) => entry.isIntersecting).forEach((entry) => {
+    watcher.unobserve(entry.target);
+    draw(entry.target);
+  }),
+  { rootMargin: "400px" },
+);
+
+// Show a chart in an element once it comes near the screen; `make` is asked again whenever theme or cursor change.
+function show(element, make) {
+  drawn.set(element, make);
+  if (element.dataset.done) draw(element);
+  else watcher.observe(element);
+}
+
+function redraw() {
+  drawn.forEach((_, element) => {
+    if (element.dataset.done && element.isConnected) draw(element);
+  });
+}
+
+function setCursor(step) {
+  cursor = step;
+  redraw();
+}
+
+// A chart that an element of the page asks for by data-chart, data-layer and data-tensor.
+function chartOf({ chart, layer, tensor, step }) {
+  if (chart === "histogram") return histogramChart(Number(layer), tensor, step === undefined ? cursor : Number(step));
+  const kind = GEMMS.includes(chart) ? "gemm" : "tensor";
+  return filled(DATA.charts[chart], seriesOf(kind, Number(layer), kind === "gemm" ? chart : tensor).columns);
+}

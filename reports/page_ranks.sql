@@ -1,0 +1,32 @@
+-- Question: What is the worst that each rank saw of each tensor?
+-- Reads: tensors
+-- Parameters: none
+-- Columns:
+--   layer: layer
+--   tensor: role of the tensor, operands only
+--   rank: list of global ranks; the lists below have one value for each
+--   underflow_ratio: list of underflow over non-zero finite elements; largest of any call
+--   saturated_ratio: list of saturated over finite elements; largest
+--   scale_delta: list of scale_delta; furthest from 0
+--   rel_l2: list of rel_l2; largest
+with of_rank as (
+    select
+        layer, tensor, rank,
+        max(underflow / nullif(numel - zeros - nan - inf, 0)) as underflow_ratio,
+        max(saturated / nullif(numel - nan - inf, 0)) as saturated_ratio,
+        arg_max(scale_delta, abs(scale_delta)) as scale_delta,
+        max(rel_l2) as rel_l2
+    from tensors
+    where tensor in ('input', 'weight', 'grad_output')
+    group by all
+)
+select
+    layer, tensor,
+    list(rank order by rank) as rank,
+    list(underflow_ratio order by rank) as underflow_ratio,
+    list(saturated_ratio order by rank) as saturated_ratio,
+    list(scale_delta order by rank) as scale_delta,
+    list(rel_l2 order by rank) as rel_l2
+from of_rank
+group by layer, tensor
+order by layer, tensor

@@ -1,0 +1,103 @@
+// The embedded figures. A grid holds every tensor's (and GEMM's) figures over buckets of sampled steps.
+
+const DATA = JSON.parse(document.getElementById("data").textContent);
+
+// Packed text to numbers: three bytes each, the upper ones of a float32 (see fp8dbg/render/cube.py).
+function unpack(text) {
+  const bytes = atob(text);
+  const bits = new Uint32Array(bytes.length / 3);
+  for (let i = 0, j = 0; i < bits.length; i += 1, j += 3) {
+    bits[i] = (bytes.charCodeAt(j) << 8) | (bytes.charCodeAt(j + 1) << 16) | (bytes.charCodeAt(j + 2) << 24);
+  }
+  return new Float32Array(bits.buffer);
+}
+
+class Cube {
+  constructor(plain, width) {
+    this.layer = plain.layer;
+    this.keys = plain.keys;
+    this.kind = plain.keys.gemm ? "gemm" : "tensor";
+    this.width = width;
+    this.packed = plain.columns;
+    this.columns = new Map();
+    this.place = new Map(plain.layer.map((layer, i) => [`${layer} ${plain.keys[this.kind][i]}`, i]));
+  }
+
+  row(layer, name) {
+    return this.place.get(`${layer} ${name}`);
+  }
+
+  has(column) {
+    return column in this.packed;
+  }
+
+  // One figure of one tensor, a value per bucket; NaN where there is none.
+  values(row, column) {
+    if (!this.columns.has(column)) {
+      const packed = this.packed[column];
+      const size = this.width * this.layer.length;
+      this.columns.set(column, typeof packed === "number" ? new Float32Array(size).fill(packed) : unpack(packed));
+    }
+    return this.columns.get(column).subarray(row * this.width, (row + 1) * this.width);
+  }
+}
+
+class Grid {
+  constructor(plain) {
+    this.buckets = plain.buckets; // [first step, last step, sampled steps in it]
+    this.tensor = new Cube(plain.tensor, this.buckets.length);
+    this.gemm = new Cube(plain.gemm, this.buckets.length);
+    this.labels = this.buckets.map(([first, last]) => (first === last ? `${first}` : `${first} to ${last}`));
+    this.thinned = Math.max(1, ...this.buckets.map((bucket) => bucket[2]));
+  }
+
+  // Which bucket a step falls in: the last that begins at or before it.
+  bucketOf(step) {
+    let found = 0;
+    this.buckets.forEach(([first], i) => {
+      if (first <= step) found = i;
+    });
+    return found;
+  }
+}
+
+const GRIDS = DATA.grids.map((plain) => new Grid(plain)); // [all tensors, the named layers more finely]
+const RANKS = DATA.ranks && new Cube(DATA.ranks, DATA.ranks.keys.ranks.length);
+const ROLES = ["input", "weight", "grad_output", "output", "grad_input", "grad_weight"];
+const GEMMS = ["fprop", "dgrad", "wgrad"];
+
+// The finest grid that holds a tensor or GEMM.
+function gridOf(kind, layer, name) {
+  const finest = [...GRIDS].reverse().find((grid) => grid[kind].row(layer, name) !== undefined);
+  return finest || GRIDS[0];
+}
+
+// Columns of one tensor or GEMM for a line chart: name -> array, with step, and the floors as constant columns.
+function seriesOf(kind, layer, name) {
+  const grid = gridOf(kind, layer, name);
+  const cube = grid[kind];
+  const row = cube.row(layer, name);
+  const columns = { step: grid.buckets.map((bucket) => bucket[0]) };
+  if (row === undefined) return { grid, columns };
+  Object.keys(cube.packed).forEach((column) => {
+    const values = cube.values(row, column);
+    if (values.some((value) => !Number.isNaN(value))) columns[column] = values;
+  });
+  ["floor", "floor_db"].forEach((floor) => {
+    const value = cube.keys[floor] && cube.keys[floor][row];
+    if (value !== null && value !== undefined) columns[floor] = columns.step.map(() => value);
+  });
+  return { grid, columns };
+}
+
+// The histogram of a tensor at the recorded step nearest to the one asked for; null if there is none.
+function histogramOf(layer, tensor, step) {
+  const found = [];
+  DATA.histograms.forEach(({ step: at, of }) => {
+    const entry = of.find((one) => one[0] === layer && one[1] === tensor);
+    if (entry) found.push({ step: at, exponent: entry[2], counts: entry[3], numel: entry[4], range: entry[5] });
+  });
+  if (!found.length) return null;
+  const far = (one) => (step === null ? -one.step : Math.abs(one.step - step));
+  return { ...found.reduce((best, one) => (far(one) < far(best) ? one : best)), steps: found.map((one) => one.step) };
+}

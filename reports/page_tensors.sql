@@ -1,0 +1,113 @@
+-- Question: How did every figure of every tensor go over the steps, as few enough values to draw?
+-- Reads: tensors
+-- Parameters:
+--   buckets (integer, default 100): sampled steps are gathered into at most this many buckets; a bucket holds its worst step
+--   layers (text, default NULL): a JSON list of the layers wanted; NULL is all
+-- Columns:
+--   layer: layer
+--   tensor: role of the tensor
+--   host: library whose layer this is
+--   recipe: recipe the figures are for; NULL for a result that no recipe quantises
+--   what_if: the recipe again where it is not in force but only compared with
+--   format: number format
+--   granularity: elements that share a scale
+--   dtype: dtype the figures were taken in
+--   shape: shape at the last step
+--   bucket: list of bucket numbers, from 0; the lists below have one value for each
+--   underflow_ratio: list of underflow over non-zero finite elements, all microbatches and ranks together; largest in the bucket
+--   saturated_ratio: list of saturated over finite elements; largest
+--   zero_ratio: list of zeros over all elements; largest
+--   nonfinite_ratio: list of NaN and infinite elements over all elements; largest
+--   amax: list of amax; largest
+--   amin: list of amin; smallest
+--   rms: list of rms; largest
+--   kurtosis: list of kurtosis; largest
+--   peak_to_median: list of peak_to_median; largest
+--   scale: list of scales in force, where scale_delta is furthest from 0
+--   scale_current: list of the scales that current scaling would choose there
+--   scale_delta: list of scale_delta; furthest from 0
+--   scale_min: list of the smallest block scale; smallest
+--   scale_max: list of the largest block scale; largest
+--   rel_l2: list of rel_l2; largest
+--   sqnr_db: list of sqnr_db; smallest
+--   norm_ratio: list of norm_ratio; furthest from 1
+with sampled as (
+    select step, (row_number() over (order by step) - 1) * least($buckets, count(*) over ()) // count(*) over () as bucket
+    from (select distinct step from tensors)
+),
+chosen as (
+    select
+        row_number() over () as id, layer, tensor, case when bool_or(what_if is null) then null else min(what_if) end as what_if,
+        arg_max(host, step) as host, arg_max(recipe, step) as recipe, arg_max(format, step) as format,
+        arg_max(granularity, step) as granularity, arg_max(dtype, step) as dtype, arg_max(shape, step) as shape
+    from tensors
+    where $layers is null or layer in (select unnest(from_json($layers, '["VARCHAR"]')))
+    group by layer, tensor
+),
+rows as (
+    select c.id, s.bucket, t.*
+    from tensors as t
+    join chosen as c on t.layer = c.layer and t.tensor = c.tensor and t.what_if is not distinct from c.what_if
+    join sampled as s on t.step = s.step
+),
+counted as ( -- counts of a step add up over microbatches, calls and ranks before a ratio is formed
+    select
+        id, bucket,
+        sum(underflow) / nullif(sum(numel - zeros - nan - inf), 0) as underflow_ratio,
+        sum(saturated) / nullif(sum(numel - nan - inf), 0) as saturated_ratio,
+        sum(zeros) / nullif(sum(numel), 0) as zero_ratio,
+        sum(nan + inf) / nullif(sum(numel), 0) as nonfinite_ratio
+    from rows
+    group by id, bucket, step
+),
+ratios as (
+    select
+        id, bucket,
+        max(underflow_ratio) as underflow_ratio, max(saturated_ratio) as saturated_ratio,
+        max(zero_ratio) as zero_ratio, max(nonfinite_ratio) as nonfinite_ratio
+    from counted
+    group by id, bucket
+),
+figures as (
+    select
+        id, bucket,
+        max(amax) as amax, min(amin) as amin, max(rms) as rms,
+        max(kurtosis) as kurtosis, max(peak_to_median) as peak_to_median,
+        arg_max(scale, coalesce(abs(scale_delta), 0)) as scale,
+        arg_max(scale_current, coalesce(abs(scale_delta), 0)) as scale_current,
+        arg_max(scale_delta, abs(scale_delta)) as scale_delta,
+        min(scale_min) as scale_min, max(scale_max) as scale_max,
+        max(rel_l2) as rel_l2, min(sqnr_db) as sqnr_db,
+        arg_max(norm_ratio, abs(ln(nullif(norm_ratio, 0)))) as norm_ratio
+    from rows
+    group by id, bucket
+),
+series as (
+    select
+        id,
+        list(bucket order by bucket) as bucket,
+        list(underflow_ratio order by bucket) as underflow_ratio,
+        list(saturated_ratio order by bucket) as saturated_ratio,
+        list(zero_ratio order by bucket) as zero_ratio,
+        list(nonfinite_ratio order by bucket) as nonfinite_ratio,
+        list(amax order by bucket) as amax,
+        list(amin order by bucket) as amin,
+        list(rms order by bucket) as rms,
+        list(kurtosis order by bucket) as kurtosis,
+        list(peak_to_median order by bucket) as peak_to_median,
+        list(scale order by bucket) as scale,
+        list(scale_current order by bucket) as scale_current,
+        list(scale_delta order by bucket) as scale_delta,
+        list(scale_min order by bucket) as scale_min,
+        list(scale_max order by bucket) as scale_max,
+        list(rel_l2 order by bucket) as rel_l2,
+        list(sqnr_db order by bucket) as sqnr_db,
+        list(norm_ratio order by bucket) as norm_ratio
+    from ratios join figures using (id, bucket)
+    group by id
+)
+select
+    layer, tensor, host, recipe, what_if, format, granularity, dtype, shape,
+    series.* exclude (id)
+from chosen join series using (id)
+order by layer, tensor
