@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from fp8dbg.analysis.run import open_run
+    from fp8dbg.hooks import apply_fallback
     from fp8dbg.numerics.measurement import measure
     from fp8dbg.numerics.simulated import simulate
     from fp8dbg.recording.session import attach
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "attach", "measure", "open_run", "simulate"]
+__all__ = ["__version__", "apply_fallback", "attach", "measure", "open_run", "simulate"]
 
 _HOMES = {
+    "apply_fallback": "fp8dbg.hooks",
     "attach": "fp8dbg.recording.session",
     "measure": "fp8dbg.numerics.measurement",
     "open_run": "fp8dbg.analysis.run",

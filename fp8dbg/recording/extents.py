@@ -1,0 +1,87 @@
+"""The amax of every operand on every step: one pass over a tensor, none where it was seen a moment ago.
+
+On an accelerator an amax waits there until somebody reads it, so that an unsampled step never waits for the device.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fp8dbg.numerics.census import Amax, amax_of
+
+__all__ = ["Amax", "Extent", "LastSeen", "amax_of", "merged", "rounded"]
+
+
+class LastSeen:
+    """``amax_of`` that remembers one tensor: q, k and v read the same one, and so do gate and up.
+
+    It is the same while the object lives and nobody has written into it; no reference of ours keeps it alive.
+    """
+
+    __slots__ = ("_amax", "_tensor", "_version")
+
+    def __init__(self) -> None:
+        self._tensor: weakref.ref[Tensor] | None = None
+        self._version = -1
+        self._amax: Amax
+
+    def amax(self, x: Tensor) -> Amax:
+        """The amax of a floating-point tensor."""
+        if self._tensor is not None and self._tensor() is x and x._version == self._version:
+            return self._amax
+        self._amax = amax_of(x)
+        self._tensor, self._version = weakref.ref(x), x._version
+        return self._amax
+
+
+class Extent(NamedTuple):
+    """How far the values of an operand reach.
+
+    ``amax`` is over the finite elements, None if there is none. ``nan`` and ``inf`` count the others; None: not
+    counted. ``seen`` is the amax as a cast's fmax sees it: Inf counts, NaN does not, 0 where nothing is seen.
+    """
+
+    amax: float | None
+    nan: int | None
+    inf: int | None
+    seen: float
+
+
+def rounded(amaxes: Sequence[Amax], dtype: torch.dtype) -> list[Extent]:
+    """The extents of the same tensors cast to ``dtype``: rounding is monotonic, so the amax is rounded, not the tensor.
+
+    An amax that the cast turns into Inf (float16's reach ends at 65504) leaves no count to tell of.
+    """
+    whole = [Extent(a.amax, a.nan, a.inf, float(a)) for a in amaxes]
+    if dtype not in (torch.bfloat16, torch.float16):
+        return whole
+    cast = torch.tensor([e.amax or 0.0 for e in whole], dtype=torch.float32, device="cpu").to(dtype)
+    return [_cast(e, amax) for e, amax in zip(whole, cast.to(torch.float64).tolist(), strict=True)]
+
+
+def _cast(extent: Extent, amax: float) -> Extent:
+    if extent.amax is None:
+        return extent
+    if math.isinf(amax):
+        return Extent(None, extent.nan, None, math.inf)
+    return Extent(amax, extent.nan, extent.inf, math.inf if extent.inf else amax)
+
+
+def merged(several: Iterable[Extent]) -> Extent:
+    """One extent for all calls of a layer in a microbatch: the largest amax, the sums of the counts."""
+    first, *others = several
+    for other in others:
+        amax = max((e.amax for e in (first, other) if e.amax is not None), default=None)
+        counts = _sum(first.nan, other.nan), _sum(first.inf, other.inf)
+        first = Extent(amax, *counts, max(first.seen, other.seen))
+    return first
+
+
+def _sum(a: int | None, b: int | None) -> int | None:
+    return None if a is None or b is None else a + b

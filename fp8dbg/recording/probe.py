@@ -1,0 +1,234 @@
+"""One call measured in full: rows of ``tensors`` and ``gemms``. Runs on sampled steps only."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from fp8dbg.numerics.census import census
+from fp8dbg.numerics.measurement import Measurement, measure_recipes, measure_results
+from fp8dbg.numerics.recipes import Recipe
+from fp8dbg.recording.extents import Amax, rounded
+from fp8dbg.recording.guard import guarded
+from fp8dbg.recording.shadows import Shadows
+from fp8dbg.recording.tensors import local, undisturbed
+from fp8dbg.runs.schema import GEMMS
+
+if TYPE_CHECKING:
+    from fp8dbg.recording.ledger import Row
+    from fp8dbg.recording.recorder import Recorder
+    from fp8dbg.recording.watch import Call
+
+_Cast = tuple[Recipe, float | None, str | None, str | None]
+"""A recipe, the scale in force under it (None: its own choice), where that comes from, and what_if."""
+
+
+@dataclass
+class Probing:
+    """What is measured in full, for all layers.
+
+    Args:
+        rows: output rows of a GEMM that are compared, drawn at random.
+        histogram: "binade" (counts per power of two), "codes" (every 16-bit code) or None.
+        seed: of the random rows; a generator of its own draws them.
+        kept_bytes: what one call may keep between its forward and its backward; fewer rows are compared where needed.
+    """
+
+    rows: int = 16
+    histogram: str | None = "binade"
+    seed: int = 0
+    kept_bytes: int = 1 << 20
+    _last: tuple[weakref.ref[Tensor], int, list[Any], list[Measurement]] | None = field(default=None, repr=False)
+
+    def measured(self, original: Tensor, cast: Tensor, recipes: list[_Cast], role: str) -> list[Measurement]:
+        """``cast`` under each recipe; layers that read the same ``original`` under the same scales share the work."""
+        asked: list[Any] = [(recipe.label, scale, cast.dtype) for recipe, scale, _, _ in recipes]
+        if role == "input" and self._last is not None:
+            tensor, version, done, found = self._last
+            if tensor() is original and version == original._version and done == asked:
+                return found
+        found = measure_recipes(cast, [(recipe, None, scale) for recipe, scale, _, _ in recipes], role)
+        if role == "input":
+            self._last = weakref.ref(original), original._version, asked, found
+        return found
+
+
+class Probe:
+    """Measures one call as its tensors come by, and holds its rows until the call turns out to be training.
+
+    Args:
+        probing: settings.
+        recorder: asked for scales, dumps and which tensors are wanted.
+        call: whose tensors come.
+        weight: the weight the call read, if the host gave one; else the layer is asked.
+    """
+
+    def __init__(self, probing: Probing, recorder: Recorder, call: Call, weight: Tensor | None) -> None:
+        self.probing, self.recorder, self.call = probing, recorder, call
+        self.watch, self.layer, self.off = call.watch, call.watch.layer, call.off
+        self._given_weight = weight
+        self._rows: list[tuple[str, Row]] | None = []
+        self.shadows = Shadows(self)
+
+    def lost(self, what: str, error: Exception) -> None:
+        """As the layer's."""
+        self.watch.lost(what, error)
+
+    def take(self) -> list[tuple[str, Row]]:
+        """Table and row of everything measured so far; what comes later is written at once."""
+        rows, self._rows = self._rows or [], None
+        return rows
+
+    def emit(self, table: str, row: Row) -> None:
+        """Keep a row, with the columns that say whose it is."""
+        call = self.call
+        row |= {"step": call.step, "microbatch": call.microbatch, "call": call.index}
+        row |= {"rank": self.recorder.writer.rank, "layer": self.layer.name, "host": self.layer.host}
+        if self._rows is None:
+            self.recorder.writer.append(table, [row])
+        else:
+            self._rows.append((table, row))
+
+    # As the tensors come by.
+
+    def forward(self, x: Any, y: Any) -> None:
+        """Input, weight and output are at hand."""
+        with undisturbed(y if isinstance(y, Tensor) else x):
+            x = local(x) if isinstance(x, Tensor) and x.is_floating_point() else None
+            y = local(y) if isinstance(y, Tensor) and y.is_floating_point() else None
+            weight = self.weight()
+            if x is not None:
+                self.operand("input", x)
+            if weight is not None and self.watch.weight_row_step != self.call.step:
+                self.watch.weight_row_step = self.call.step
+                self.operand("weight", weight)
+            if y is not None:
+                self.result("output", y)
+            if x is not None and y is not None and weight is not None and self.layer.gemms:
+                self.shadow_forward(x, weight, y)
+
+    def gradient(self, grad: Tensor) -> None:
+        """The output's gradient is at hand, and the weight once more."""
+        with undisturbed(grad):
+            self.operand("grad_output", grad)
+            weight = self.weight()
+            if weight is not None and self.layer.gemms:
+                self.shadow_backward(grad, weight)
+
+    def results(self, grad_input: Tensor | None, grad_weight: Tensor | None) -> None:
+        """What the backward GEMMs really gave; None where there was none to compute."""
+        for role, gemm, tensor in (("grad_input", "dgrad", grad_input), ("grad_weight", "wgrad", grad_weight)):
+            if tensor is not None:
+                with undisturbed(tensor):
+                    self.result(role, local(tensor))
+                    self.shadow_result(gemm, local(tensor))
+
+    def weight(self) -> Tensor | None:
+        """The weight as the call reads it."""
+        weight = self.layer.weight() if self._given_weight is None else self._given_weight
+        return None if weight is None else local(weight)
+
+    def cast(self, tensor: Tensor) -> Tensor:
+        """The tensor as the GEMM reads it before any FP8: under autocast, its BF16 copy."""
+        return tensor.detach() if self.layer.as_given else tensor.detach().to(self.call.dtype)
+
+    # Rows of ``tensors``.
+
+    @guarded("what FP8 does to its operands")
+    def operand(self, role: str, tensor: Tensor) -> None:
+        """An operand, under the recipe in force and under those it is compared with."""
+        recipes, cast = self._casts(role), self.cast(tensor)
+        if role not in self.recorder.sampling.settings.tensors or not recipes:
+            return
+        self._dump(role, cast)
+        found = self.probing.measured(tensor, cast, recipes, role)
+        for i, ((_, _, source, what_if), m) in enumerate(zip(recipes, found, strict=True)):
+            row = {**m.row(), "tensor": role, "what_if": what_if}
+            row["scale_source"] = source or m.scale_source
+            row["histogram"] = self._histogram(m, cast) if i == 0 else None
+            self.emit("tensors", row)
+
+    @guarded("the figures of its results")
+    def result(self, role: str, tensor: Tensor) -> None:
+        """A result: statistics only."""
+        if role in self.recorder.sampling.settings.tensors:
+            self._dump(role, tensor)
+            m = measure_results(tensor.detach())
+            self.emit("tensors", {**m.row(), "tensor": role, "histogram": self._histogram(m, tensor)})
+
+    def _dump(self, role: str, tensor: Tensor) -> None:
+        if self.recorder.dumps and self.recorder.dumps.take(self.layer.name, role):
+            self.recorder.writer.dump(self.call.step, self.layer.name, {role: tensor})
+
+    def _histogram(self, m: Measurement, tensor: Tensor) -> dict[str, Any] | None:
+        if self.probing.histogram != "codes":
+            return m.histogram if self.probing.histogram else None
+        found = census(tensor.detach()).codes()
+        return None if found is None else {"exponent": None, "counts": found[1].tolist(), "codes": found[0].tolist()}
+
+    def _casts(self, role: str) -> list[_Cast]:
+        """Every recipe that this operand is measured under, the main one first."""
+        casts: list[_Cast] = []
+        if self.layer.recipe is not None:
+            real = self.in_force(role)
+            if real is not None:
+                casts.append((real, *self._live_scale(role), None))
+            else:
+                casts.append((self.layer.recipe, None, None, self.layer.recipe.label))
+        ledger = self.recorder.ledger
+        for recipe in ledger.recipes(self.watch):
+            state = ledger.state(self.watch, recipe, role)
+            if state is None:
+                casts.append((recipe, None, None, recipe.label))
+            else:
+                casts.append((recipe, state.scale, "initial" if state.initial else "emulated", recipe.label))
+        return casts
+
+    def _live_scale(self, role: str) -> tuple[float | None, str | None]:
+        scale, source = (self.call.scales or {}).get(role, (None, None))
+        return (None if scale is None else float(scale)), source
+
+    def in_force(self, role: str) -> Recipe | None:
+        """The recipe under which some GEMM of an FP8 layer reads this operand quantised; None: none does."""
+        for gemm, operands in GEMMS.items():
+            recipe = self.layer.recipe_of(gemm) if role in operands else None
+            if recipe is not None and recipe.quantises(gemm):
+                return recipe
+        return None
+
+    def compared(self, gemm: str) -> Recipe | None:
+        """The recipe that this GEMM is compared with; None where nothing would be quantised."""
+        if gemm not in self.layer.gemms:
+            return None
+        recipe = self.recorder.ledger.recipe if self.layer.recipe is None else self.layer.recipe_of(gemm)
+        return recipe if recipe is not None and recipe.quantises(gemm) else None
+
+    def scale_of(self, role: str, recipe: Recipe, gemm: str) -> float | None:
+        """The scale that the comparison of a GEMM takes for a whole operand; None where the recipe's are finer."""
+        main, scale, _, _ = self._casts(role)[0]
+        if scale is not None and main.label == recipe.label:
+            return scale
+        amax: Amax | None = getattr(self.call, role)
+        if amax is None or (recipe.granularity(role, gemm) != "tensor" and recipe.name != "nvfp4"):
+            return None
+        return recipe.current_scale(rounded([amax], self.call.dtype)[0].seen, role)
+
+    # Rows of ``gemms``.
+
+    @guarded("the comparison of its fprop")
+    def shadow_forward(self, x: Tensor, weight: Tensor, y: Tensor) -> None:
+        """fprop, and what the backward will need."""
+        self.shadows.forward(x, weight, y)
+
+    @guarded("the comparison of its backward GEMMs")
+    def shadow_backward(self, grad: Tensor, weight: Tensor) -> None:
+        """dgrad and wgrad."""
+        self.shadows.backward(grad, weight)
+
+    @guarded("the comparison of its gradients")
+    def shadow_result(self, gemm: str, real: Tensor) -> None:
+        """The real result of an FP8 GEMM of the backward."""
+        self.shadows.result(gemm, real)

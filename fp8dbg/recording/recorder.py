@@ -1,0 +1,276 @@
+"""From hook calls to rows: which step, which microbatch, which call; what is finished, and when it is written."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from fp8dbg.recording.dumps import Dumps
+from fp8dbg.recording.extents import LastSeen
+from fp8dbg.recording.guard import guarded, sentence
+from fp8dbg.recording.layer import Layer
+from fp8dbg.recording.ledger import Ledger, Row
+from fp8dbg.recording.names import matches, named_layers
+from fp8dbg.recording.probe import Probe, Probing
+from fp8dbg.recording.steps import Optimizers, StepLog
+from fp8dbg.recording.tensors import undisturbed
+from fp8dbg.recording.watch import Call, Watch, hook_module
+
+if TYPE_CHECKING:
+    from fp8dbg.recording.sampling import Sampling
+    from fp8dbg.runs.writer import RunWriter
+
+_MOST_CALLS = 4096
+"""Finished calls kept before they become rows; and calls kept that no gradient can reach."""
+
+_MOST_ON_DEVICE = 1 << 16
+"""The same where amaxes wait on an accelerator: reaching it costs one wait for the device."""
+
+_SILENT_STEPS = 3
+"""Optimizer steps without a call of any layer before that is reported."""
+
+
+@dataclass
+class Parts:
+    """What a recorder works with; ``Session`` puts them together.
+
+    ``layers``: globs of the layers to record; ``dump``: ``layer:tensor`` globs saved on every step measured in full.
+    """
+
+    writer: RunWriter
+    sampling: Sampling
+    ledger: Ledger
+    probing: Probing
+    optimizers: Optimizers
+    layers: tuple[str, ...] = ("*",)
+    dump: tuple[str, ...] = ()
+
+
+class Recorder:
+    """One session's book: adapters announce layers and bring calls; it keeps step, microbatch and call, and writes.
+
+    For adapters: ``unclaimed``, ``watch``, ``hook``, ``event``, ``begin_microbatch`` and ``end_step``. The rest serves
+    the session and the watches. What training calls is guarded.
+
+    Args:
+        parts: what it works with.
+        first_step: number of the first step.
+    """
+
+    def __init__(self, parts: Parts, first_step: int = 0) -> None:
+        self.off: set[str] = set()
+        self.parts, self.writer, self.sampling = parts, parts.writer, parts.sampling
+        self.ledger, self.probing = parts.ledger, parts.probing
+        self.watches: list[Watch] = []
+        self._claimed: set[int] = set()
+        self.inputs, self.log, self.dumps = LastSeen(), StepLog(parts.writer), Dumps()
+        self.step, self.microbatch, self.tick = first_step, 0, 0
+        self.calls = self._calls_at_root = self._calls_at_step = 0
+        self.stepped: set[int] = set()
+        self._last_stepped: set[int] = set()
+        self._by_hand = self._own_microbatches = False
+        self.on_host = True
+        self.waiting: deque[Call] = deque(maxlen=_MOST_CALLS)
+        self._done: list[Call] = []
+        self._silent_steps = 0
+        self.spent, self._began = 0.0, time.perf_counter()
+        self.paused = self.sampled = False
+        self.reason: str | None = None
+
+    # For adapters.
+
+    def unclaimed(self, model: nn.Module, claims: Callable[[nn.Module], bool]) -> Iterator[tuple[str, str, nn.Module]]:
+        """Canonical name, path and module of each module that was asked for, that fits, and that nobody watches yet."""
+        for name, path, module in named_layers(model):
+            if id(module) not in self._claimed and matches(name, self.parts.layers) and claims(module):
+                yield name, path, module
+
+    def watch(self, layer: Layer) -> Watch:
+        """Announce a layer. The adapter then tells the watch of each call (``Watch.forward``)."""
+        self._claimed.add(id(layer.module))
+        watch = Watch(layer, self)
+        self.watches.append(watch)
+        return watch
+
+    def hook(self, layer: Layer) -> RemovableHandle:
+        """Announce a layer whose calls are its module's: a forward hook finds the tensors by ``Layer.pick``."""
+        return hook_module(self.watch(layer))
+
+    def event(self, kind: str, layer: str | None, detail: str) -> None:
+        """Record that something happened or is not seen: kind is gap, error, trigger, config, ..."""
+        self.writer.event(self.step, kind, layer, detail)
+
+    def begin_microbatch(self, index: int) -> None:
+        """Say which microbatch the calls from here on belong to.
+
+        For hosts that interleave them (pipeline parallelism), or whose backward does not pass through
+        ``torch.autograd.backward``. From the first use on, backward roots are not counted.
+        """
+        self._own_microbatches = True
+        self.microbatch = index
+        self.tick += 1
+
+    def end_step(self) -> None:
+        """Say that the step is over. From the first use on, optimizers are not counted."""
+        just_ended = bool(self._last_stepped) and not self._by_hand and self.idle()
+        self._by_hand = True
+        if not just_ended:
+            self.next_step()
+
+    # For watches and probes.
+
+    def finish(self, call: Call) -> None:
+        """This call is part of a training pass."""
+        call.finished = call.watch.seen = True
+        self._done.append(call)
+        self.calls += 1
+
+    def probe(self, call: Call, weight: Tensor | None) -> Probe | None:
+        """What measures this call in full, or None where that was not asked for."""
+        if not matches(call.watch.layer.name, self.sampling.settings.layers):
+            return None
+        return Probe(self.probing, self, call, weight)
+
+    def lost(self, what: str, error: Exception) -> None:
+        """Record that something, of no layer in particular, is no longer seen."""
+        self.event("error", None, sentence(what, error))
+
+    def lost_at(self, layer: str, what: str, error: Exception) -> None:
+        """Record that something of a layer is no longer seen."""
+        self.event("error", layer, sentence(what, error))
+
+    @guarded("what is logged")
+    def logged(self, values: Row) -> None:
+        """Figures the user gives: of this step, or of the last one where this one has not begun."""
+        self.log.log(values, late=self.idle())
+
+    def idle(self) -> bool:
+        """Whether the step that began has seen no training yet."""
+        return self.calls == self._calls_at_step
+
+    # Boundaries.
+
+    @guarded("the loss and the microbatches")
+    def root_finished(self, tensors: Any) -> None:
+        """A backward pass has finished: the microbatch is over, if any of it was ours."""
+        if self.paused or self.calls == self._calls_at_root:
+            return
+        start = time.perf_counter()
+        self._calls_at_root = self.calls
+        with undisturbed(None):
+            self.log.root(tensors)
+        for call in self.waiting:
+            if not call.finished:
+                self.finish(call)
+        self.waiting.clear()
+        if not self._own_microbatches:
+            self.microbatch += 1
+            self.tick += 1
+        if self.sampled or len(self._done) >= (_MOST_CALLS if self.on_host else _MOST_ON_DEVICE):
+            self.settle()
+        self.spent += time.perf_counter() - start
+
+    @guarded("the optimizers' steps")
+    def optimizer_stepped(self, optimizer: Optimizer) -> None:
+        """An optimizer has stepped: the step is over when all of this model's have, or when one steps again."""
+        if self._by_hand or not self.parts.optimizers.ours(optimizer):
+            return
+        key = id(optimizer)
+        if key in self.stepped:
+            self.next_step()
+        elif self._last_stepped and key not in self._last_stepped and not self.stepped and self.idle():
+            self._last_stepped.add(key)  # one more optimizer of the step that has just ended
+            return
+        self.stepped.add(key)
+        if len(self.stepped) >= self.parts.optimizers.count():
+            self.next_step()
+
+    @guarded("the ends of steps")
+    def next_step(self) -> None:
+        """Close the step's books and open the next one's."""
+        start = time.perf_counter()
+        if not self.paused:
+            self._report_silence()
+            if self.sampled or self.on_host:
+                self.settle()
+            self.spent += time.perf_counter() - start
+            self._close_step(start)
+            start = time.perf_counter()
+        self._last_stepped, self.stepped = self.stepped, set()
+        self.waiting.clear()
+        self.step, self.microbatch, self.tick = self.step + 1, 0, self.tick + 1
+        self._calls_at_step = self._calls_at_root = self.calls
+        self.decide()
+        self.spent += time.perf_counter() - start
+
+    def decide(self) -> None:
+        """Whether the step that begins is measured in full; if so, the emulated scales are brought up to date."""
+        self.reason = self.sampling.decide(self.step)
+        self.paused = self.sampling.settings.stop or bool(self.writer.stopped)
+        self.sampled = self.reason is not None and not self.paused
+        if self.sampled:
+            self.settle()
+            self.dumps = Dumps((*self.parts.dump, *self.sampling.once))
+
+    def settle(self) -> None:
+        """Turn finished calls into rows and hand them to the writer; waits for an accelerator."""
+        done, self._done = self._done, []
+        if done:
+            self.writer.append("amax", self.ledger.settle(done))
+        for call in done:
+            if call.probe is not None:
+                for table, row in call.probe.take():
+                    self.writer.append(table, [row])
+        self._look_at_loss(self.log.settle())
+
+    def _close_step(self, now: float) -> None:
+        row: Row = {
+            "step": self.step,
+            "rank": self.writer.rank,
+            "learning_rate": self.parts.optimizers.learning_rate(),
+            "seconds": now - self._began,
+            "overhead_seconds": self.spent,
+            "sampled": self.sampled,
+            "reason": self.reason,
+        }
+        self._began, self.spent = now, 0.0
+        self._look_at_loss(self.log.close_step(row))
+        if self.sampled:
+            self._look_at_loss(self.log.settle())
+            self.writer.flush()
+
+    def _look_at_loss(self, finite: bool) -> None:
+        if not finite:
+            self.sampling.trigger(self.step)
+
+    def _report_silence(self) -> None:
+        if self.calls or not self.watches:
+            return
+        self._silent_steps += 1
+        if self._silent_steps == _SILENT_STEPS:
+            detail = (
+                f"No call of any of the {len(self.watches)} layers was seen in {_SILENT_STEPS} steps: nothing is "
+                "recorded. Attach to the model that is trained, and before torch.compile."
+            )
+            self.event("gap", None, detail)
+            warnings.warn(f"fp8dbg: {detail}", RuntimeWarning, stacklevel=2)
+
+    def close(self) -> None:
+        """Write what is finished. A step that no optimizer has ended yet is written as far as it came."""
+        self.settle()
+        if not self.idle() and not self.paused:
+            self._close_step(time.perf_counter())
+            self.settle()
+
+    def coverage(self) -> dict[str, Any]:
+        """How much of what was attached to has been seen."""
+        unseen = [w.layer.name for w in self.watches if not w.seen]
+        return {"layers": len(self.watches), "seen": len(self.watches) - len(unseen), "unseen": unseen[:100]}

@@ -1,0 +1,161 @@
+"""When to measure: cadence, windows, triggers, and the control file of a live run."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fp8dbg.errors import UsageError
+from fp8dbg.runs.schema import ROLES
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+CONTROL = "control.toml"
+LOOK_SECONDS = 1.0
+"""The control file's time is looked at no more often than this: a file system can be slow."""
+
+TRIGGER_STEPS = 3
+"""Steps measured in full after a loss that is not finite: enough to see where it spreads."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a live run can be told; the fields are the keys of ``control.toml``.
+
+    Args:
+        every: measure in full on every n-th step; 0: never.
+        windows: first and last step (inclusive) of ranges in which every step is measured in full.
+        layers: globs of the layers measured in full.
+        tensors: the roles measured in full.
+        dump: ``layer:tensor`` globs whose values are saved once, at the next step.
+        stop: record nothing, until it is false again.
+    """
+
+    every: int = 100
+    windows: tuple[tuple[int, int], ...] = ()
+    layers: tuple[str, ...] = ("*",)
+    tensors: tuple[str, ...] = ROLES
+    dump: tuple[str, ...] = ()
+    stop: bool = False
+
+    def checked(self) -> Settings:
+        """Itself.
+
+        Raises:
+            UsageError: a value does not fit; the message says which are allowed.
+        """
+        if type(self.every) is not int or self.every < 0:
+            raise UsageError(f"every={self.every!r:.100} is no cadence.", "Give a whole number of steps; 0 is never.")
+        for window in self.windows:
+            if len(window) != 2 or not all(type(n) is int for n in window) or window[0] > window[1]:
+                raise UsageError(f"{window!r:.100} is no window of steps.", "Give first and last step, as (100, 120).")
+        for role in self.tensors:
+            if role not in ROLES:
+                raise UsageError(f"No tensor is called {role!r:.100}.", f"Valid names: {', '.join(ROLES)}.")
+        for request in self.dump:
+            if ":" not in request:
+                raise UsageError(
+                    f"{request!r:.100} names no tensor to save.", "Give layer:tensor, as 'layers.3.*:input'."
+                )
+        return self
+
+    def changed(self, values: Mapping[str, Any]) -> Settings:
+        """These settings with others in place of some.
+
+        Raises:
+            UsageError: for an unknown key, or a value that does not fit.
+        """
+        known = Settings.__dataclass_fields__
+        for key in values:
+            if key not in known:
+                raise UsageError(f"No setting is called {key!r:.100}.", f"Valid names: {', '.join(known)}.")
+        merged = {name: values.get(name, getattr(self, name)) for name in known}
+        try:
+            merged["windows"] = tuple((first, last) for first, last in merged["windows"])
+            for name in ("layers", "tensors", "dump"):
+                merged[name] = texts(merged[name])
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"A setting has the wrong shape ({error}).", "See the keys in the manual.") from None
+        return Settings(**merged).checked()
+
+
+def texts(value: str | Iterable[str]) -> tuple[str, ...]:
+    """One text or several, as several."""
+    return (value,) if isinstance(value, str) else tuple(str(v) for v in value)
+
+
+@dataclass
+class Sampling:
+    """Decides, at each step boundary, whether the step is measured in full.
+
+    Args:
+        settings: what ``attach`` was asked for; ``control.toml`` in ``folder`` overrides it while training.
+        folder: the run folder.
+        tell: called with kind ("config", "error") and a sentence when the control file changed something.
+    """
+
+    settings: Settings
+    folder: Path
+    tell: Callable[[str, str], None]
+    once: tuple[str, ...] = ()
+    """Tensors to save at this step because the control file asked for it."""
+    _asked: Settings = field(init=False)
+    _until: int = -1
+    _seen: int | None = None
+    _next_look: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._asked = self.settings
+
+    def decide(self, step: int) -> str | None:
+        """Why this step is measured in full (control, trigger, window, every), or None."""
+        self.once = ()
+        fresh = self._read_control()
+        if self.settings.stop:
+            return None
+        if fresh and self.settings.dump != self._asked.dump:
+            self.once = self.settings.dump
+            return "control"
+        if step <= self._until:
+            return "trigger"
+        if any(first <= step <= last for first, last in self.settings.windows):
+            return "window"
+        return "every" if self.settings.every and step % self.settings.every == 0 else None
+
+    def trigger(self, step: int) -> bool:
+        """Have the steps after ``step`` measured in full; False if they are already going to be."""
+        fresh = step > self._until
+        if fresh:
+            self._until = step + TRIGGER_STEPS
+        return fresh
+
+    def _read_control(self) -> bool:
+        """Take over a control file that changed since the last look."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return False
+        self._next_look = now + LOOK_SECONDS
+        path = self.folder / CONTROL
+        try:
+            stamp: int | None = path.stat().st_mtime_ns
+        except OSError:
+            stamp = None
+        if stamp == self._seen:
+            return False
+        self._seen = stamp
+        try:
+            values = {} if stamp is None else tomllib.loads(path.read_text(encoding="utf-8"))
+            self.settings = self._asked.changed(values)
+        except (OSError, ValueError, UsageError) as error:
+            self.tell("error", f"{CONTROL} is not followed: {error}")
+            return False
+        said = ", ".join(f"{k} = {v!r:.200}" for k, v in values.items())
+        self.tell("config", f"{CONTROL} now says {said or 'nothing: the options of attach apply'}.")
+        return True

@@ -1,0 +1,222 @@
+"""``attach`` and ``Session``: hooks go on, hooks come off, and training is what it would have been."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import warnings
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch.distributed as dist
+from torch import nn
+
+from fp8dbg.errors import UsageError
+from fp8dbg.numerics.recipes import Recipe, recipe_named
+from fp8dbg.recording import boundaries
+from fp8dbg.recording.guard import logger, report
+from fp8dbg.recording.layer import OperandsOnly
+from fp8dbg.recording.ledger import Ledger
+from fp8dbg.recording.names import named_layers, rank
+from fp8dbg.recording.probe import Probing
+from fp8dbg.recording.recorder import Parts, Recorder
+from fp8dbg.recording.sampling import Sampling, Settings, texts
+from fp8dbg.recording.shadows import KEPT_BYTES
+from fp8dbg.recording.steps import Optimizers, numbers
+from fp8dbg.runs.writer import RunWriter
+
+__all__ = ["Session", "attach"]
+
+
+class _Handle(Protocol):
+    def remove(self) -> None: ...
+
+
+def attach(
+    model: nn.Module,
+    run_dir: str | Path,
+    optimizer: object = None,
+    recipe: str | Recipe = "delayed",
+    every: int = 100,
+    *,
+    rows: int = 16,
+    layers: str | Sequence[str] = ("*",),
+    also: Sequence[type[nn.Module]] = (),
+    what_if: Sequence[str | Recipe] = (),
+    windows: Sequence[tuple[int, int]] = (),
+    dump: str | Sequence[str] = (),
+    histogram: Literal["binade", "codes"] | None = "binade",
+    first_step: int = 0,
+    max_bytes: int | None = None,
+) -> Session:
+    """Record a model's training into a run folder, from now until the session is closed.
+
+    Training is not changed: weights, losses and random numbers stay bit for bit what they are without it. Attach after
+    the model is wrapped (DistributedDataParallel, fully_shard) and before torch.compile runs it.
+
+    Args:
+        model: any module with linear layers; unmodified.
+        run_dir: the run folder; made, or continued if it is one. Each rank writes its own files.
+        optimizer: the optimizer or optimizers whose steps count; None: those that hold a parameter of the model.
+            Without a torch optimizer call ``Session.step`` at the end of each step.
+        recipe: what a BF16 layer is compared with, by name ("delayed", "delayed:history=16", "mxfp8", ...); an FP8
+            layer brings its own.
+        every: measure everything on every n-th step; 0: never. Amaxes are recorded on every step.
+        rows: output rows per GEMM that are compared, drawn at random from a generator of its own.
+        layers: globs of the layers to record, by canonical name.
+        also: module types to record besides linear layers: their operands only.
+        what_if: further recipes whose figures are recorded beside the main one's.
+        windows: (first, last) steps, inclusive, in which every step is measured.
+        dump: ``layer:tensor`` globs of tensors saved whole on measured steps.
+        histogram: "binade" counts per power of two, "codes" counts every 16-bit code, None leaves histograms out.
+        first_step: number of the first step, for a resumed training.
+        max_bytes: recording stops when this session has written as much; None: no limit.
+
+    Raises:
+        UsageError: an option does not fit.
+        RunFolderError: ``run_dir`` cannot be written, or holds a run of a newer schema.
+    """
+    settings = Settings(every=every).changed({"windows": windows, "dump": dump})
+    if rows < 1:
+        raise UsageError(f"rows={rows} compares nothing.", "Give at least 1.")
+    if histogram not in ("binade", "codes", None):
+        raise UsageError(f"histogram={histogram!r:.100} is no kind of histogram.", "Give 'binade', 'codes' or None.")
+    recipes = recipe_named(recipe), [recipe_named(r) for r in what_if]
+    optimizers = Optimizers(model, optimizer)
+    options = {"every": every, "rows": rows, "layers": texts(layers), "also": [t.__name__ for t in also]}
+    options |= {"what_if": [r.label for r in recipes[1]], "windows": windows, "dump": texts(dump)}
+    options |= {"histogram": histogram, "first_step": first_step, "max_bytes": max_bytes}
+    facts = {"recipe": recipes[0].to_dict(), "options": options, "model": type(model).__name__, "layout": _layout()}
+    writer = RunWriter(run_dir, rank(), facts, max_bytes=max_bytes)
+    sampling = Sampling(settings, writer.path, lambda kind, detail: session.recorder.event(kind, None, detail))
+    parts = Parts(
+        writer,
+        sampling,
+        Ledger(*recipes, writer.rank),
+        Probing(rows, histogram),
+        optimizers,
+        texts(layers),
+        texts(dump),
+    )
+    session = Session(parts, first_step)
+    session.start(model, also)
+    return session
+
+
+def _layout() -> dict[str, int]:
+    distributed = dist.is_available() and dist.is_initialized()
+    return {"world_size": dist.get_world_size() if distributed else 1}
+
+
+class Session:
+    """A recording in progress, made by ``attach``. As a context manager it closes itself; errors of yours pass through.
+
+    Attributes:
+        recorder: what adapters talk to.
+        path: the run folder.
+    """
+
+    def __init__(self, parts: Parts, first_step: int) -> None:
+        self.recorder = Recorder(parts, first_step)
+        self.path = parts.writer.path
+        self._parts = parts
+        self._handles: list[_Handle] = []
+        self._closed = False
+
+    def start(self, model: nn.Module, also: Iterable[type[nn.Module]]) -> None:
+        """Put the hooks on: each host's adapter takes the modules it claims, the general one what is left."""
+        recorder = self.recorder
+        for adapter in _adapters():
+            try:
+                self._handles.append(adapter.attach(model, recorder))
+            except Exception as error:  # noqa: BLE001  a host we cannot read must not stop the training
+                report(recorder, f"what the adapter for {adapter.HOST} would record", error)
+        types = tuple(also)
+        for name, path, module in list(recorder.unclaimed(model, lambda m: isinstance(m, types))):
+            self._handles.append(recorder.hook(OperandsOnly(name, module, path)))
+        recorder.probing.kept_bytes = KEPT_BYTES // max(len(recorder.watches), 1)
+        layers = [watch.layer.facts() for watch in recorder.watches]
+        self._parts.writer.update_fingerprint(layers=layers)
+        self._say_what_is_odd(model)
+        boundaries.listen(recorder)
+        atexit.register(self.close)
+        recorder.decide()
+
+    def _say_what_is_odd(self, model: nn.Module) -> None:
+        if not self.recorder.watches:
+            self._warn("The model has no layer that could be recorded: see attach(layers=..., also=...).")
+        if _compiled(model):
+            self._warn(
+                "The model was compiled before fp8dbg was attached: code that was compiled already calls no hooks, so "
+                "nothing may be recorded. Attach first, or call torch._dynamo.reset() now."
+            )
+
+    def _warn(self, detail: str) -> None:
+        self.recorder.event("gap", None, detail)
+        warnings.warn(f"fp8dbg: {detail}", RuntimeWarning, stacklevel=5)
+
+    def log(self, *, loss: Any = None, grad_norm: Any = None, learning_rate: Any = None) -> None:
+        """Give figures of the current step; after the optimizer's step, of the step that has just ended.
+
+        Numbers or one-element tensors. A loss given here is recorded instead of the backward roots' mean. NaN and
+        infinities are recorded as NULL, with an event.
+
+        Raises:
+            UsageError: something is not one number.
+        """
+        given = {"loss": loss, "grad_norm": grad_norm, "learning_rate": learning_rate}
+        values = numbers(given.items())
+        if not self._closed and not self.recorder.paused:
+            self.recorder.logged(values)
+
+    def step(self) -> None:
+        """End the step, for a loop without a torch optimizer. From the first use on optimizers are not counted."""
+        if not self._closed:
+            self.recorder.end_step()
+
+    def close(self) -> None:
+        """Take the hooks off and finish the run folder. Closing twice does nothing; attaching again is possible."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        boundaries.unlisten(self.recorder)
+        for handle in self._handles:
+            try:
+                handle.remove()
+            except Exception:  # noqa: BLE001  the others must still come off
+                logger.exception("fp8dbg: a hook could not be removed")
+        self.recorder.close()
+        facts = {"coverage": self.recorder.coverage(), "optimizers": self._parts.optimizers.names()}
+        self._parts.writer.update_fingerprint(**facts)
+        self._parts.writer.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Adapter(Protocol):
+    HOST: str
+
+    def attach(self, model: nn.Module, recorder: Recorder) -> _Handle: ...
+
+
+def _adapters() -> Sequence[_Adapter]:
+    """The adapters, which are plug-ins of this room: found by name, so that nothing here imports a room above."""
+    found: Sequence[_Adapter] = import_module("fp8dbg.hooks").adapters()
+    return found
+
+
+def _compiled(model: nn.Module) -> bool:
+    """Whether torch.compile has been applied to the model or to a part of it."""
+    if "torch._dynamo" not in sys.modules:
+        return False
+    return any(
+        type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
+        for _, _, module in named_layers(model)
+    )

@@ -1,0 +1,153 @@
+"""Shadow GEMMs of one call: what is computed when, and the little that is kept between forward and backward."""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fp8dbg.numerics.gemm import Shadow, gemm_figures, sample_rows, shadow
+from fp8dbg.recording.tensors import local
+from fp8dbg.runs.schema import GEMMS
+
+if TYPE_CHECKING:
+    from fp8dbg.numerics.recipes import Recipe
+    from fp8dbg.recording.ledger import Row
+    from fp8dbg.recording.probe import Probe
+
+KEPT_BYTES = 64 << 20
+"""What all layers together keep between their forward and their backward."""
+
+
+class _Waiting(NamedTuple):
+    """A backward GEMM whose real result is still to come."""
+
+    rows: Tensor
+    shadow: Shadow
+    row: Row
+
+
+class Shadows:
+    """The GEMMs of one call.
+
+    Kept until the gradient comes: the error of fprop on the sampled tokens, [r, n] float32, and the sampled feature
+    columns of the input, [tokens, r], in the dtype that the GEMM reads.
+
+    Args:
+        probe: asked for recipes and scales; takes the rows.
+    """
+
+    def __init__(self, probe: Probe) -> None:
+        self._probe = probe
+        self._error: tuple[Tensor, Tensor, int, Row] | None = None
+        self._columns: tuple[Tensor, Tensor, int] | None = None
+        self._wanted = {"dgrad": False, "wgrad": False}
+        self._waiting: dict[str, _Waiting] = {}
+        self.real_to_come = False
+
+    def forward(self, x: Tensor, weight: Tensor, y: Tensor) -> None:
+        """Compare fprop on sampled tokens, and put aside what the backward will need.
+
+        Args:
+            x: input, any shape with features last.
+            weight: [out, in].
+            y: output, any shape with features last; its dtype is the GEMM's.
+        """
+        probe = self._probe
+        self._wanted = {"dgrad": x.requires_grad, "wgrad": weight.requires_grad}
+        x, w = _matrix(probe.cast(x)), probe.cast(weight)
+        rows = self._affordable(x.shape[0], y.shape[-1], x.element_size())
+        recipe = probe.compared("fprop")
+        if recipe is not None:
+            chosen = self._sample("fprop", x.shape[0], rows)
+            made = shadow("fprop", x, w, recipe, chosen, *self._scales("fprop", recipe))
+            real = self._real_output(y, chosen) if probe.layer.recipe is not None else None
+            row = _row("fprop", recipe.label, x.shape[0], w.shape[0], w.shape[1], made, real)
+            error = (made.both if real is None else real) - made.exact
+            self._error = chosen, error, x.shape[0], row
+            probe.emit("gemms", row)
+        if probe.compared("wgrad") is not None and self._wanted["wgrad"]:
+            chosen = self._sample("wgrad", x.shape[1], rows)
+            self._columns = chosen, x[:, chosen.to(x.device)].clone(), x.shape[1]
+
+    def backward(self, grad: Tensor, weight: Tensor) -> None:
+        """Compare dgrad on sampled tokens and wgrad on the kept feature columns; complete fprop's row."""
+        probe, grad = self._probe, _matrix(self._probe.cast(grad))
+        if self._error is not None:
+            _complete(self._error, grad)
+            self._error = None
+        w = probe.cast(weight)
+        recipe = probe.compared("dgrad")
+        if recipe is not None and self._wanted["dgrad"]:
+            chosen = self._sample("dgrad", grad.shape[0], probe.probing.rows)
+            made = shadow("dgrad", grad, w, recipe, chosen, *self._scales("dgrad", recipe))
+            self._keep_or_emit("dgrad", recipe.label, (grad.shape[0], w.shape[1], w.shape[0]), chosen, made)
+        recipe = probe.compared("wgrad")
+        if recipe is not None and self._columns is not None:
+            chosen, columns, features = self._columns
+            self._columns = None
+            made = shadow("wgrad", grad, columns, recipe, None, *self._scales("wgrad", recipe))
+            self._keep_or_emit("wgrad", recipe.label, (features, grad.shape[1], grad.shape[0]), chosen, made)
+
+    def result(self, gemm: str, real: Tensor) -> None:
+        """The real grad_input, any shape with features last, or grad_weight [out, in]."""
+        waiting = self._waiting.pop(gemm, None)
+        if waiting is None:
+            return
+        taken = (_matrix(real) if gemm == "dgrad" else real.t())[waiting.rows.to(real.device)]
+        self._probe.emit("gemms", waiting.row | _figures(waiting.shadow, taken.float()))
+
+    def _keep_or_emit(self, gemm: str, recipe: str, mnk: tuple[int, int, int], rows: Tensor, made: Shadow) -> None:
+        row = _row(gemm, recipe, *mnk, made, None)
+        if self._probe.layer.recipe is not None and self.real_to_come:
+            self._waiting[gemm] = _Waiting(rows, made, row)
+        else:
+            self._probe.emit("gemms", row)
+
+    def _scales(self, gemm: str, recipe: Recipe) -> list[float | None]:
+        return [self._probe.scale_of(role, recipe, gemm) for role in GEMMS[gemm]]
+
+    def _real_output(self, y: Tensor, rows: Tensor) -> Tensor:
+        """The rows that an FP8 layer really made, its bias taken off."""
+        real = _matrix(y.detach())[rows.to(y.device)].float()
+        bias = self._probe.layer.bias()
+        return real if bias is None else real - local(bias).detach().float()
+
+    def _affordable(self, tokens: int, features: int, element: int) -> int:
+        per_row = 4 * features + element * tokens
+        return max(1, min(self._probe.probing.rows, self._probe.probing.kept_bytes // max(per_row, 1)))
+
+    def _sample(self, gemm: str, size: int, rows: int) -> Tensor:
+        """Row numbers that depend on seed, step, place and layer alone, drawn from a generator of their own."""
+        call = self._probe.call
+        text = f"{self._probe.probing.seed} {call.step} {call.microbatch} {call.index} {gemm} {self._probe.layer.name}"
+        generator = torch.Generator().manual_seed(zlib.crc32(text.encode("utf-8", "backslashreplace")))
+        return sample_rows(size, rows, generator)
+
+
+def _row(gemm: str, recipe: str, m: int, n: int, k: int, made: Shadow, real: Tensor | None) -> Row:
+    row = {"gemm": gemm, "recipe": recipe, "m": m, "n": n, "k": k, **_figures(made, real)}
+    if gemm == "fprop":
+        row["grad_alignment"] = None
+    return row
+
+
+def _figures(made: Shadow, real: Tensor | None) -> Row:
+    return gemm_figures(*made, real=real).row()
+
+
+def _complete(kept: tuple[Tensor, Tensor, int, Row], grad: Tensor) -> None:
+    """What fprop's error does to the loss, now that the gradient at its rows is known.
+
+    The error alone is kept, so it is compared with zeros; only the two figures that take the gradient are read.
+    """
+    rows, error, total, row = kept
+    zeros = torch.zeros_like(error)
+    found = gemm_figures(zeros, error, zeros, zeros, grad=grad[rows.to(grad.device)].float(), rows_total=total)
+    row["impact"], row["sensitivity"] = found.impact, found.sensitivity
+
+
+def _matrix(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1])

@@ -1,0 +1,172 @@
+"""Which optimizers make a step, and the rows of ``steps``: loss, learning rate, time."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fp8dbg.errors import UsageError
+
+if TYPE_CHECKING:
+    from fp8dbg.recording.ledger import Row
+    from fp8dbg.runs.writer import RunWriter
+
+
+class Optimizers:
+    """The optimizers whose steps are this model's.
+
+    Args:
+        model: without ``given``, an optimizer is this model's if it holds one of its parameters.
+        given: one optimizer or several; wrappers (Accelerate's, Lightning's) are looked into. None: find them.
+
+    Raises:
+        UsageError: something given is no torch optimizer, so its steps cannot be seen.
+    """
+
+    def __init__(self, model: nn.Module, given: object = None) -> None:
+        self._model = weakref.ref(model)
+        several = given if isinstance(given, (list, tuple)) else [] if given is None else [given]
+        self._found: dict[int, Optimizer] = {}
+        self._strangers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._given = bool(several)
+        for one in several:
+            optimizer = _unwrapped(one)
+            self._found[id(optimizer)] = optimizer
+
+    def ours(self, optimizer: Optimizer) -> bool:
+        """Whether it is this model's; decided when it is first seen."""
+        if id(optimizer) in self._found:
+            return True
+        if self._given or optimizer in self._strangers:
+            return False
+        model = self._model()
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if model is not None and any(id(p) in held for p in model.parameters()):
+            self._found[id(optimizer)] = optimizer
+            return True
+        self._strangers.add(optimizer)
+        return False
+
+    def count(self) -> int:
+        """How many there are, as far as is known."""
+        return len(self._found)
+
+    def strangers(self) -> int:
+        """How many have stepped that hold none of the model's parameters."""
+        return len(self._strangers)
+
+    def learning_rate(self) -> float | Tensor | None:
+        """Of the first parameter group of the first optimizer."""
+        for optimizer in self._found.values():
+            for group in optimizer.param_groups:
+                rate = group.get("lr")
+                return rate.detach().clone() if isinstance(rate, Tensor) else rate
+        return None
+
+    def names(self) -> list[str]:
+        """Their classes, for run.json."""
+        return [type(o).__name__ for o in self._found.values()]
+
+
+def _unwrapped(optimizer: object) -> Optimizer:
+    found = optimizer
+    while isinstance(inner := getattr(found, "optimizer", None), Optimizer) and inner is not found:
+        found = inner
+    if not isinstance(found, Optimizer):
+        raise UsageError(
+            f"optimizer= got {type(optimizer).__name__}, which is no torch optimizer.",
+            "Leave it out, and call run.step() at the end of each step.",
+        )
+    return found
+
+
+class StepLog:
+    """Writes ``steps``: one row at the end of a step, another that adds to it when something is logged late.
+
+    A loss that is on an accelerator stays there until ``settle``, and its row with it.
+
+    Args:
+        writer: where rows go.
+    """
+
+    def __init__(self, writer: RunWriter) -> None:
+        self._writer = writer
+        self._losses: list[Tensor] = []
+        self._logged: Row = {}
+        self._held: list[Row] = []
+        self._last_step: int | None = None
+
+    def root(self, tensors: Any) -> None:
+        """Take the value of a backward pass's root as a microbatch's loss; roots that are no scalars are none."""
+        roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        scalars = [t.detach().float() for t in roots if isinstance(t, Tensor) and t.numel() == 1]
+        if scalars and len(scalars) == len(roots):
+            self._losses.append(torch.stack([s.reshape(()) for s in scalars]).sum())
+
+    def log(self, values: Row, late: bool) -> None:
+        """Take over values for the step that is running or, ``late``, for the one that has just ended."""
+        if not late or self._last_step is None:
+            self._logged |= values
+            return
+        for row in self._held:
+            if row["step"] == self._last_step:
+                row |= values
+                return
+        self._write({"step": self._last_step, "rank": self._writer.rank, **values})
+
+    def close_step(self, row: Row) -> bool:
+        """Finish the step's row. False if its loss is known and not finite."""
+        self._last_step = row["step"]
+        losses, logged, self._losses, self._logged = self._losses, self._logged, [], {}
+        if losses and "loss" not in logged:
+            row["loss"] = torch.stack(losses).mean()
+        row |= logged
+        if any(isinstance(v, Tensor) and not v.is_cpu for v in row.values()):
+            self._held.append(row)
+            return True
+        return self._write(row)
+
+    def settle(self) -> bool:
+        """Write the rows whose values are still on a device; waits for it. False if a loss is not finite."""
+        held, self._held = self._held, []
+        finite = [self._write(row) for row in held]
+        return all(finite)
+
+    def _write(self, row: Row) -> bool:
+        row = {name: float(v) if isinstance(v, Tensor) else v for name, v in row.items()}
+        loss = row.get("loss")
+        bad = loss is not None and not math.isfinite(loss)
+        if bad and not row.get("reason"):
+            row["reason"] = f"loss is {loss}"
+        self._writer.append("steps", [row])
+        if bad:
+            self._writer.event(row["step"], "trigger", None, f"The loss of step {row['step']} is {loss}.")
+        return not bad
+
+
+def numbers(values: Iterable[tuple[str, Any]]) -> Row:
+    """Values to log as they can be kept: numbers as float, one-element tensors as they are now; None is left out.
+
+    Raises:
+        UsageError: something is neither.
+    """
+    kept: Row = {}
+    for name, value in values:
+        if value is None:
+            continue
+        if isinstance(value, Tensor) and value.numel() == 1:
+            kept[name] = float(value) if value.is_cpu else value.detach().clone().reshape(())
+        elif isinstance(value, Tensor):
+            raise UsageError(f"{name} has {value.numel()} elements.", "Log one number.")
+        else:
+            try:
+                kept[name] = float(value)
+            except (TypeError, ValueError):
+                raise UsageError(f"{name}={value!r:.100} is no number.", "Log one number.") from None
+    return kept

@@ -1,0 +1,278 @@
+"""One layer while training: which of its calls are training, which are recomputation, and which gradient is whose."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch._compile import _disable_dynamo
+from torch.utils.hooks import RemovableHandle
+
+from fp8dbg.numerics.census import amax_of
+from fp8dbg.recording.guard import guarded
+from fp8dbg.recording.layer import Layer, ScaleInForce
+from fp8dbg.recording.tensors import gemm_node, local, modes_active, undisturbed
+
+if TYPE_CHECKING:
+    from fp8dbg.numerics.census import Amax
+    from fp8dbg.numerics.recipes import DelayedState
+    from fp8dbg.recording.probe import Probe
+    from fp8dbg.recording.recorder import Recorder
+
+_graph_task = torch._C._current_graph_task_id
+_grad_enabled = torch.is_grad_enabled
+_forward_ad_enabled = torch._C._is_fwd_grad_enabled
+"""False inside an autograd.Function's forward, and so in the first pass of reentrant checkpointing: a plain no_grad,
+as around an evaluation, leaves it True."""
+
+
+class Call:
+    """One call of a layer in a training pass: what is known of it until its gradient arrives.
+
+    It lives in the autograd graph alone, so that a pass that is never followed by a backward leaves no trace.
+    """
+
+    __slots__ = (
+        "dtype",
+        "finished",
+        "grad_output",
+        "index",
+        "input",
+        "microbatch",
+        "node",
+        "off",
+        "probe",
+        "scales",
+        "slot",
+        "step",
+        "watch",
+        "weight",
+    )
+
+    def __init__(self, watch: Watch, step: int, microbatch: int, index: int) -> None:
+        self.watch, self.off = watch, watch.off
+        self.step, self.microbatch, self.index = step, microbatch, index
+        self.input: Amax | None = None
+        self.weight: Amax | None = None
+        self.grad_output: Amax | None = None
+        self.dtype = torch.float32
+        self.scales: dict[str, ScaleInForce] | None = None
+        self.probe: Probe | None = None
+        self.slot, self.node = 0, ""
+        self.finished = False
+
+    def lost(self, what: str, error: Exception) -> None:
+        """As the layer's."""
+        self.watch.lost(what, error)
+
+    @guarded("its gradients")
+    def gradient(self, grads: tuple[Tensor | None, ...]) -> None:
+        """The output's gradient has arrived: the call belongs to a training pass.
+
+        Serves as a pre-hook of the output's autograd node: there the gradient is what the GEMMs will read (after any
+        tensor hook of the user's), and FSDP has its weights together.
+        """
+        grad = grads[self.slot]
+        recorder = self.watch.recorder
+        if self.finished or grad is None or recorder.paused:
+            return
+        start = perf_counter()
+        self.finished = True
+        if modes_active():
+            with undisturbed(grad):
+                self._take(local(grad))
+        else:
+            self._take(local(grad))
+        recorder.finish(self)
+        recorder.spent += perf_counter() - start
+
+    def _take(self, grad: Tensor) -> None:
+        self.grad_output = amax_of(grad)
+        if self.scales is not None:
+            self.scales["grad_output"] = self.watch.layer.scale("grad_output")
+        if self.probe is not None:
+            self.probe.gradient(grad)
+
+    @guarded("its grad_input and grad_weight")
+    def results(self, gradients: tuple[Tensor | None, ...], _: Any) -> None:
+        """The GEMMs of the backward are done; a hook of their autograd node, on sampled steps only."""
+        if self.probe is not None and not self.watch.recorder.paused:
+            start = perf_counter()
+            self.probe.results(*self.watch.layer.results(self.node, gradients))
+            self.watch.recorder.spent += perf_counter() - start
+
+
+_NOT_FOUND = "Grad_input and grad_weight are not seen: no GEMM was found behind the output's autograd node {}."
+
+
+class Watch:
+    """What the recorder keeps about one layer; made by ``Recorder.watch``.
+
+    An adapter calls ``forward`` with the tensors of each call, or has ``Recorder.hook`` do it from a module hook.
+    """
+
+    __slots__ = (
+        "_calls",
+        "_owed",
+        "_tick",
+        "_weight",
+        "_weight_step",
+        "layer",
+        "off",
+        "recorder",
+        "seen",
+        "states",
+        "told",
+        "weight_row_step",
+    )
+
+    def __init__(self, layer: Layer, recorder: Recorder) -> None:
+        self.layer, self.recorder = layer, recorder
+        self.off: set[str] = set()
+        self.seen = self.told = False
+        self.states: dict[tuple[str, str], DelayedState] = {}
+        self._calls, self._tick = 0, -1
+        self._weight: Amax | None = None
+        self._weight_step = self.weight_row_step = -1
+        self._owed: deque[tuple[int, int, int]] = deque(maxlen=1024)
+
+    def lost(self, what: str, error: Exception) -> None:
+        """Record that something of this layer is no longer seen."""
+        self.recorder.lost_at(self.layer.name, what, error)
+
+    def on_forward(self, _: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
+        """The module's forward hook (with keyword arguments)."""
+        if torch.compiler.is_compiling():
+            _called_eagerly(self, args, kwargs, output)
+        else:
+            self.called(args, kwargs, output)
+
+    @guarded("its calls")
+    def called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
+        """A call of the module, the tensors still to be picked."""
+        place = self._place()
+        if place is not None:
+            self._take(place, *self.layer.pick(args, kwargs, output), None)
+
+    @guarded("its calls")
+    def forward(self, input: Any, output: Any, weight: Tensor | None = None) -> Call | None:
+        """A call of the layer with these tensors; to be called inside the module's forward or its forward hook.
+
+        Args:
+            input, output: the GEMM's, any shape with features last; None where it cannot be seen. Where the output
+                carries an autograd node, its gradient is followed.
+            weight: for a host whose weight is not the layer's (a tied output layer); else the layer is asked.
+
+        Returns:
+            The call, whose ``gradient`` a host without a visible output gradient may call itself, with a tuple that
+            holds it; None when this pass is not recorded: evaluation, recomputation, a paused recorder.
+        """
+        place = self._place()
+        return None if place is None else self._take(place, input, output, weight)
+
+    def _place(self) -> tuple[int, int] | None:
+        """Microbatch and index of this call, or None if it is not to be recorded (now)."""
+        recorder = self.recorder
+        if recorder.paused:
+            return None
+        if _graph_task() != -1:
+            return self._recomputed()
+        if not _grad_enabled():
+            if not _forward_ad_enabled() and not torch.is_inference_mode_enabled():
+                self._owed.append((recorder.step, recorder.microbatch, self._next_index()))
+            return None
+        if recorder.stepped and self.layer.module.training:
+            recorder.next_step()
+        return recorder.microbatch, self._next_index()
+
+    def _next_index(self) -> int:
+        """Counts the calls of a microbatch; those in evaluation mode, most likely no training, are not counted."""
+        recorder = self.recorder
+        if self._tick != recorder.tick:
+            self._tick, self._calls = recorder.tick, 0
+        index = self._calls
+        if self.layer.module.training:
+            recorder.calls += 1
+            self._calls = index + 1
+        return index
+
+    def _recomputed(self) -> tuple[int, int] | None:
+        """Running inside a backward: None where the first pass was recorded, else the place that pass left open.
+
+        Reentrant checkpointing runs its first pass without a graph; its second is the one whose gradients come, and
+        the last call made is the first to be recomputed.
+        """
+        recorder = self.recorder
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+        if hooks is not None and hooks[0].__qualname__.startswith("_recomputation_hook"):
+            return None
+        while self._owed:
+            step, microbatch, index = self._owed.pop()
+            if step == recorder.step:
+                return microbatch, index
+        return None
+
+    def _take(self, place: tuple[int, int], x: Any, y: Any, weight: Tensor | None) -> Call | None:
+        start = perf_counter()
+        recorder = self.recorder
+        call = Call(self, recorder.step, *place)
+        if modes_active():
+            with undisturbed(y if isinstance(y, Tensor) else x):
+                self._measure(call, x, y, weight)
+        else:
+            self._measure(call, x, y, weight)
+        self._follow(call, y)
+        recorder.spent += perf_counter() - start
+        return call
+
+    def _measure(self, call: Call, x: Any, y: Any, weight: Tensor | None) -> None:
+        recorder, layer = self.recorder, self.layer
+        made = y if isinstance(y, Tensor) else x
+        if isinstance(made, Tensor):
+            if not layer.as_given:
+                call.dtype = made.dtype
+            recorder.on_host &= made.is_cpu
+        if isinstance(x, Tensor) and x.is_floating_point():
+            call.input = recorder.inputs.amax(local(x))
+        if self._weight_step != recorder.step:
+            weight = layer.weight() if weight is None else weight
+            self._weight = None if weight is None else amax_of(local(weight))
+            self._weight_step = recorder.step
+        call.weight = self._weight
+        if layer.recipe is not None:
+            call.scales = {"input": layer.scale("input"), "weight": layer.scale("weight")}
+        if recorder.sampled:
+            call.probe = recorder.probe(call, weight)
+            if call.probe is not None:
+                call.probe.forward(x, y)
+
+    def _follow(self, call: Call, y: Any) -> None:
+        """Have the gradient find the call; a call that no gradient can reach waits for its microbatch's backward."""
+        node = y.grad_fn if isinstance(y, Tensor) and y.requires_grad else None
+        if node is None:
+            if self.layer.module.training:
+                self.recorder.waiting.append(call)
+            return
+        call.slot = y.output_nr
+        node.register_prehook(call.gradient)
+        if call.probe is not None:
+            found = gemm_node(node, self.layer.nodes)
+            if found is not None:
+                call.node = found.name()
+                call.probe.shadows.real_to_come = True
+                found.register_hook(call.results)
+            elif self.layer.gemms and not self.told:
+                self.told = True
+                self.recorder.event("gap", self.layer.name, _NOT_FOUND.format(node.name()))
+
+
+_called_eagerly = _disable_dynamo(Watch.called)
+
+
+def hook_module(watch: Watch) -> RemovableHandle:
+    """Hook the layer's module. First in line: FSDP's own hook, if it comes first, puts the weight away."""
+    return watch.layer.module.register_forward_hook(watch.on_forward, with_kwargs=True, prepend=True)
