@@ -117,7 +117,7 @@ def test_nan_and_infinity_are_null(tmp_path: Path) -> None:
     with RunWriter(tmp_path) as writer:
         for step, loss in enumerate([math.nan, math.inf, -math.inf, np.float32("nan"), 1.0]):
             writer.append("steps", [step_row(step) | {"loss": loss}])
-    stored = pq.read_table(tmp_path / "steps/rank=00000/part-000001.parquet")["loss"].to_pylist()
+    stored = pq.ParquetFile(tmp_path / "steps/rank=00000/part-000001.parquet").read()["loss"].to_pylist()
     assert stored == [None, None, None, None, 1.0]
     foreign = pa.table({"step": [5, 6], "rank": [0, 0], "loss": [math.nan, 9.0]})
     pq.write_table(foreign, tmp_path / "steps/rank=00000/part-000002.parquet")
