@@ -58,7 +58,7 @@ def _flatten(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
         if stride == 0 and size > 1:
             tensor, repeat = tensor.narrow(d, 0, 1), repeat * size
     order = sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
-    return tensor.permute(order).reshape(-1), repeat
+    return tensor.permute(order).reshape(-1).contiguous(), repeat
 
 
 def _count_on_host(flat: torch.Tensor) -> AnyCounts:

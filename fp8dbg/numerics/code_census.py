@@ -110,7 +110,8 @@ class CodeCensus(Census):
         occupied = np.count_nonzero(positive) + np.count_nonzero(negative) + (self.zeros > 0)
         if occupied < 2:
             return 0.0, 0.0
-        above, below = (values - mean) ** 2, (values + mean) ** 2
+        wide = values.astype(np.float64)
+        above, below = (wide - mean) ** 2, (wide + mean) ** 2
         second = (positive * above + negative * below).sum() + self.zeros * mean**2
         fourth = (positive * above**2 + negative * below**2).sum() + self.zeros * mean**4
         return float(second), float(fourth)

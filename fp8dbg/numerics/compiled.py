@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from numba import njit
@@ -22,9 +23,31 @@ def compiled(function: Callable[..., Any], **options: Any) -> Any:
     """
     options = {"nogil": True, "error_model": "numpy", **options}
     try:
-        return njit(cache=True, **options)(function)
+        kernel = njit(cache=True, **options)(function)
     except RuntimeError:  # no writable place: compile afresh in every process
         return njit(**options)(function)
+    kernel._cache = _ForgivingCache(kernel._cache)
+    return kernel
+
+
+class _ForgivingCache:
+    """numba's cache, whose troubles (a full disk, a torn file, a stale network handle) only cost a compilation."""
+
+    def __init__(self, cache: Any) -> None:
+        self._cache = cache
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
+
+    def load_overload(self, *arguments: Any) -> Any:
+        try:
+            return self._cache.load_overload(*arguments)
+        except Exception:  # noqa: BLE001 -- a damaged pickle can raise anything
+            return None
+
+    def save_overload(self, *arguments: Any) -> None:
+        with suppress(Exception):
+            self._cache.save_overload(*arguments)
 
 
 def threads() -> int:
