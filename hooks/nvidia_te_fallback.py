@@ -1,4 +1,4 @@
-"""A fallback plan for Transformer Engine: as debug YAML, and applied to a live model."""
+"""A fallback plan for Transformer Engine, as the YAML of its debug features."""
 
 from __future__ import annotations
 

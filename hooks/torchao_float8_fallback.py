@@ -94,22 +94,28 @@ def expressible(plan: plans.Plan, recipe: str) -> tuple[dict[str, plans.Recipes]
     layers: dict[str, plans.Recipes] = {}
     notes = []
     for layer, recipes in plans.by_layer(plan).items():
-        refused = plans.refused(recipes, FLOAT8_RECIPES)
-        notes += [
-            f"{layer}: a Float8Linear has no recipe {label}, so {plans.spelled(gemms)} left as before."
-            for label, gemms in refused.items()
-        ]
-        kept = {gemm: label for gemm, label in recipes.items() if label not in refused}
-        others = {kept.get(gemm, recipe) for gemm in plans.GEMMS} - {"bf16"}
-        if len(others) > 1:
-            notes.append(
-                f"{layer}: one Float8Linear follows one float8 recipe, so its GEMMs cannot follow "
-                f"{' and '.join(sorted(others))} together; only its BF16 GEMMs are set."
-            )
-            kept = {gemm: label for gemm, label in kept.items() if label == "bf16"}
+        kept, said = _of_one_layer(layer, recipes, recipe)
+        notes += said
         if kept:
             layers[layer] = kept
     return layers, notes
+
+
+def _of_one_layer(layer: str, recipes: plans.Recipes, own: str) -> tuple[plans.Recipes, list[str]]:
+    refused = plans.refused(recipes, FLOAT8_RECIPES)
+    said = [
+        f"{layer}: a Float8Linear has no recipe {label}, so {plans.spelled(gemms)} left as before."
+        for label, gemms in refused.items()
+    ]
+    kept = {gemm: label for gemm, label in recipes.items() if label not in refused}
+    others = {kept.get(gemm, own) for gemm in plans.GEMMS} - {"bf16"}
+    if len(others) > 1:
+        said.append(
+            f"{layer}: one Float8Linear follows one float8 recipe, so its GEMMs cannot follow "
+            f"{' and '.join(sorted(others))} together; only its BF16 GEMMs are set."
+        )
+        kept = {gemm: label for gemm, label in kept.items() if label == "bf16"}
+    return kept, said
 
 
 def torchtitan_flags(plan: plans.Plan, recipe: str = "rowwise") -> str:
@@ -146,3 +152,39 @@ def config_without(base: Any, gemms: tuple[str, ...]) -> Any:
             # A fresh object each time: Float8LinearConfig writes into the ones it is given.
             fields[name] = CastConfig(scaling_type=ScalingType.DISABLED, target_dtype=fields[name].target_dtype)
     return dataclasses.replace(base, **fields)
+
+
+def apply_fallback(model: Any, plan: plans.Plan) -> list[str]:
+    """Make the plan hold in a live model, in place, before its first step or between steps.
+
+    GEMMs that go to BF16 are switched off in their layer's own configuration; a layer that wants another float8
+    recipe gets that recipe's casts. Parameters, and optimizers that hold them, stay as they are.
+
+    Returns:
+        A sentence for each thing that torchao cannot do.
+
+    Raises:
+        UnknownNameError: a layer of the plan is no float8 layer of this model.
+    """
+    import dataclasses
+
+    from torchao.float8 import Float8LinearConfig
+    from torchao.float8.float8_linear import Float8Linear
+
+    from fp8dbg.errors import UnknownNameError
+    from fp8dbg.recording.names import named_layers
+
+    layers = {name: module for name, _, module in named_layers(model) if isinstance(module, Float8Linear)}
+    said = []
+    for layer, recipes in plans.by_layer(plan).items():
+        if layer not in layers:
+            raise UnknownNameError("torchao float8 layer", layer, list(layers))
+        module = layers[layer]
+        kept, notes = _of_one_layer(layer, recipes, "the recipe it has")
+        said += notes
+        base: Any = module.config
+        other = next((label for label in kept.values() if label != "bf16"), None)
+        if other is not None:
+            base = dataclasses.replace(Float8LinearConfig.from_recipe_name(other), emulate=base.emulate)
+        module.config = config_without(base, plans.in_bf16(kept))
+    return said

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
 from torch import Tensor
@@ -95,8 +95,9 @@ class Ledger:
                 if recipe is self.recipe and not e.live:
                     scale = state.scale
                 state.update(extent.seen)
-        if scale is None and not e.live and self.recipe.granularity(e.role) == "tensor" and self.recipe.name != "bf16":
-            scale = self.recipe.current_scale(extent.seen, e.role)
+        dynamic = e.watch.layer.recipe if e.live else self.recipe
+        if scale is None and _chooses_per_tensor(dynamic, e.role):
+            scale = dynamic.current_scale(extent.seen, e.role)
         return {
             "step": e.step,
             "microbatch": e.microbatch,
@@ -108,6 +109,11 @@ class Ledger:
             "nan": extent.nan,
             "inf": extent.inf,
         }
+
+
+def _chooses_per_tensor(recipe: Recipe | None, role: str) -> TypeGuard[Recipe]:
+    """Whether the recipe takes one scale for the whole operand from this operand alone."""
+    return recipe is not None and recipe.name not in ("bf16", "delayed") and recipe.granularity(role) == "tensor"
 
 
 def _extents(entries: list[_Entry]) -> list[Extent]:

@@ -125,6 +125,8 @@ class Probe:
                 with undisturbed(tensor):
                     self.result(role, local(tensor))
                     self.shadow_result(gemm, local(tensor))
+            else:
+                self.shadow_result(gemm, None)
 
     def weight(self) -> Tensor | None:
         """The weight as the call reads it."""
@@ -229,6 +231,6 @@ class Probe:
         self.shadows.backward(grad, weight)
 
     @guarded("the comparison of its gradients")
-    def shadow_result(self, gemm: str, real: Tensor) -> None:
-        """The real result of an FP8 GEMM of the backward."""
+    def shadow_result(self, gemm: str, real: Tensor | None) -> None:
+        """The real result of an FP8 GEMM of the backward; None where the host keeps it to itself."""
         self.shadows.result(gemm, real)

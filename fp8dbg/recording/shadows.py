@@ -91,10 +91,13 @@ class Shadows:
             made = shadow("wgrad", grad, columns, recipe, None, *self._scales("wgrad", recipe))
             self._keep_or_emit("wgrad", recipe.label, (features, grad.shape[1], grad.shape[0]), chosen, made)
 
-    def result(self, gemm: str, real: Tensor) -> None:
-        """The real grad_input, any shape with features last, or grad_weight [out, in]."""
+    def result(self, gemm: str, real: Tensor | None) -> None:
+        """The real grad_input, any shape with features last, or grad_weight [out, in]; None where it is not shown."""
         waiting = self._waiting.pop(gemm, None)
         if waiting is None:
+            return
+        if real is None:
+            self._probe.emit("gemms", waiting.row)
             return
         taken = (_matrix(real) if gemm == "dgrad" else real.t())[waiting.rows.to(real.device)]
         self._probe.emit("gemms", waiting.row | _figures(waiting.shadow, taken.float()))

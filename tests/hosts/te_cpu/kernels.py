@@ -18,6 +18,9 @@ def _norm_weight(weight: torch.Tensor, zero_centered: bool) -> torch.Tensor:
 
 
 def _norm_output(y: torch.Tensor, dtype: Any, out: Any, quantizer: Any) -> Any:
+    if type(quantizer).__name__ == "Float8Quantizer":
+        # The only cast that is fused into the norm: it starts from the float32 value, never rounded to BF16.
+        return quantize(y, quantizer, out, dtype=torch_dtype(dtype))
     y = y.to(torch_dtype(dtype))
     if quantizer is not None:
         return quantize(y, quantizer, out)

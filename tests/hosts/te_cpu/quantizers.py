@@ -64,8 +64,17 @@ def as_matrix(x: torch.Tensor) -> torch.Tensor:
     return x.reshape(-1, x.shape[-1])
 
 
-def quantize(tensor: torch.Tensor, quantizer: Any, output: Any = None, noop: torch.Tensor | None = None) -> Any:
-    """``tex.quantize``: cast into a new tensor of the quantizer's class, or into ``output``."""
+def quantize(
+    tensor: torch.Tensor,
+    quantizer: Any,
+    output: Any = None,
+    noop: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
+) -> Any:
+    """``tex.quantize``: cast into a new tensor of the quantizer's class, or into ``output``.
+
+    ``dtype``, for fused kernels: the dtype the result stands for, where ``tensor`` is a float32 intermediate.
+    """
     if quantizer is None:
         return tensor
     if noop is not None and output is not None and float(noop.reshape(-1)[0]) != 0.0:
@@ -74,7 +83,7 @@ def quantize(tensor: torch.Tensor, quantizer: Any, output: Any = None, noop: tor
     scale = inner.pop(_SCALE, None)
     for observer in OBSERVERS:
         observer(Cast(quantizer, tensor, scale, inner))
-    return _wrap(quantizer, tensor, inner) if output is None else _update(output, inner)
+    return _wrap(quantizer, tensor, inner, dtype or tensor.dtype) if output is None else _update(output, inner)
 
 
 def create_empty_quantized_tensor(quantizer: Any, shape: Any, dtype: Any, device: Any, pin_memory: bool = False) -> Any:
@@ -82,7 +91,7 @@ def create_empty_quantized_tensor(quantizer: Any, shape: Any, dtype: Any, device
     zeros = torch.zeros(tuple(shape), dtype=torch_dtype(dtype))
     inner = _CASTS[type(quantizer).__name__](zeros, quantizer)
     inner.pop(_SCALE, None)
-    return _wrap(quantizer, zeros, inner)
+    return _wrap(quantizer, zeros, inner, zeros.dtype)
 
 
 def _per_tensor(x: torch.Tensor, quantizer: Any, scale: torch.Tensor) -> Inner:
@@ -188,7 +197,7 @@ def _tensor_class(quantizer: Any) -> Any:
     return getattr(importlib.import_module(f"{package}._internal.{module}_base"), name + "Base")
 
 
-def _wrap(quantizer: Any, dense: torch.Tensor, inner: Inner) -> Any:
+def _wrap(quantizer: Any, dense: torch.Tensor, inner: Inner, dtype: torch.dtype) -> Any:
     """Inner tensors -> an instance of the quantizer's class; the constructors changed with TE 2.12."""
     kind, recent = type(quantizer).__name__, te_version() >= (2, 12)
     arguments: dict[str, Any] = {"fp8_dtype": quantizer.dtype, "quantizer": quantizer}
@@ -207,9 +216,9 @@ def _wrap(quantizer: Any, dense: torch.Tensor, inner: Inner) -> Any:
                 "transformer_engine_torch"
             ).Float8BlockScaleTensorFormat.GEMM_READY
     if quantizer.internal:
-        return _tensor_class(quantizer)(**arguments, **({"fake_dtype": dense.dtype} if recent else {}))
+        return _tensor_class(quantizer)(**arguments, **({"fake_dtype": dtype} if recent else {}))
     device = {"device": dense.device} if recent else {}
-    return _tensor_class(quantizer)(shape=tuple(dense.shape), dtype=dense.dtype, **arguments, **device)
+    return _tensor_class(quantizer)(shape=tuple(dense.shape), dtype=dtype, **arguments, **device)
 
 
 def _update(output: Any, inner: Inner) -> Any:

@@ -1,0 +1,159 @@
+"""Where Transformer Engine keeps what is in force: recipes, scales, slots; one table per difference between versions.
+
+Read in versions 1.9 to 2.20. Nothing here imports Transformer Engine: the objects come from modules already built.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+
+from fp8dbg.errors import UsageError
+from fp8dbg.numerics.recipes import Recipe, recipe_named
+from fp8dbg.recording.layer import ScaleInForce
+
+KNOWN = ((1, 9), (2, 20))
+"""The versions, first and last, whose state was read."""
+
+KINDS = ("Linear", "LayerNormLinear", "LayerNormMLP", "GroupedLinear")
+
+
+class Slots(NamedTuple):
+    """Where a GEMM layer's operands are among its module's quantizers."""
+
+    input: int
+    weight: int
+    grad_output: int
+
+
+LINEAR, FC1, FC2 = Slots(0, 1, 0), Slots(0, 1, 0), Slots(3, 4, 2)
+
+_DIRECTIONS = {"input": "scaling_fwd", "weight": "scaling_fwd", "grad_output": "scaling_bwd"}
+
+
+def kind_of(module: nn.Module) -> str | None:
+    """Which of Transformer Engine's GEMM modules this is (Megatron's are subclasses), or None. Imports nothing."""
+    te = sys.modules.get("transformer_engine.pytorch")
+    if te is None:
+        return None
+    return next((name for name in KINDS if isinstance(module, getattr(te, name, ()))), None)
+
+
+def layer_names(name: str, module: nn.Module) -> tuple[str, ...]:
+    """Names of the GEMM layers of a module, as Transformer Engine's debug mode calls them."""
+    kind = kind_of(module)
+    if kind == "LayerNormMLP":
+        return f"{name}.fc1", f"{name}.fc2"
+    if kind == "GroupedLinear":
+        gemms: Any = module.num_gemms
+        return tuple(f"{name}.gemm_{i}" for i in range(gemms))
+    return (name,)
+
+
+def grouped_slots(index: int, gemms: int, version: tuple[int, int]) -> Slots:
+    """Slots of one GEMM of a GroupedLinear: side by side by kind up to 2.3, interleaved from 2.4 on."""
+    if version < (2, 4):
+        return Slots(index, gemms + index, index)
+    return Slots(3 * index, 3 * index + 1, 2 * index)
+
+
+def te_version() -> tuple[int, int]:
+    """Major and minor version of the installed Transformer Engine; (0, 0) if its version cannot be told."""
+    for name in ("transformer_engine", "transformer-engine"):
+        try:
+            major, minor = installed(name).split(".")[:2]
+            return int(major), int(minor)
+        except (PackageNotFoundError, ValueError):
+            continue
+    return 0, 0
+
+
+def in_fp8(module: nn.Module) -> bool:
+    """Whether the module's last forward ran in FP8: calibration and a disabled autocast do not."""
+    return bool(getattr(module, "fp8", False))
+
+
+def recompute_phase() -> bool:
+    """Whether Transformer Engine's own checkpointing is running a forward for the second time."""
+    distributed = sys.modules.get("transformer_engine.pytorch.distributed")
+    asked = getattr(distributed, "in_fp8_activation_recompute_phase", None)
+    return bool(asked()) if asked is not None else False
+
+
+def recipe_of(theirs: Any) -> Recipe:
+    """fp8dbg's recipe for one of Transformer Engine's.
+
+    Raises:
+        UsageError: one (a custom one) that fp8dbg has no formulas for.
+    """
+    convert = _RECIPES.get(type(theirs).__name__)
+    if convert is None:
+        raise UsageError(f"Transformer Engine recipe {type(theirs).__name__} is not known.", "Its layers are left out.")
+    return convert(theirs)
+
+
+def _hybrid(theirs: Any) -> bool:
+    return bool(theirs.fp8_format.name == "HYBRID")
+
+
+def _delayed(theirs: Any) -> Recipe:
+    algorithm = theirs.amax_compute_algo if isinstance(theirs.amax_compute_algo, str) else "max"
+    history, margin = int(theirs.amax_history_len), int(theirs.margin)
+    return recipe_named("delayed", history=history, algorithm=algorithm, margin=margin, hybrid=_hybrid(theirs))
+
+
+def _current(theirs: Any) -> Recipe:
+    cast = theirs.fp8_quant_fwd_inp
+    epsilon = float(cast.amax_epsilon)
+    return recipe_named("current", power_of_2=bool(cast.power_2_scale), amax_epsilon=epsilon, hybrid=_hybrid(theirs))
+
+
+def _block(theirs: Any) -> Recipe:
+    cast = theirs.fp8_quant_fwd_inp
+    epsilon = float(cast.amax_epsilon)
+    return recipe_named("block", power_of_2=bool(cast.power_2_scale), amax_epsilon=epsilon, hybrid=_hybrid(theirs))
+
+
+def _mxfp8(theirs: Any) -> Recipe:
+    return recipe_named("mxfp8", hybrid=_hybrid(theirs))
+
+
+def _nvfp4(theirs: Any) -> Recipe:
+    return recipe_named("nvfp4")
+
+
+_RECIPES = {
+    "DelayedScaling": _delayed,
+    "Float8CurrentScaling": _current,
+    "Float8BlockScaling": _block,
+    "MXFP8BlockScaling": _mxfp8,
+    "NVFP4BlockScaling": _nvfp4,
+}
+
+
+def state_of(module: nn.Module, role: str) -> Any:
+    """The delayed-scaling state that holds a role's scale (``scale``, ``amax_history``), or None."""
+    meta: Any = module.fp8_meta
+    state = meta.get(_DIRECTIONS[role])
+    return state if isinstance(getattr(state, "scale", None), Tensor) else None
+
+
+def live_scale(module: nn.Module, role: str, slot: int) -> ScaleInForce:
+    """A role's scale as it is now: under delayed scaling, before the update, the one that is in force.
+
+    On a CPU a number; on a device a copy that waits there. It is "initial" while it is the 1.0 that a state is born
+    with, which can be told without waiting for the device only on a CPU.
+    """
+    state = state_of(module, role)
+    if state is None:
+        return None, None
+    scale = state.scale[slot]
+    if not scale.is_cpu:
+        return scale.clone(), "live"
+    value = scale.item()
+    born = value == 1.0 and not state.amax_history[1:, slot].any()
+    return value, "initial" if born else "live"
