@@ -147,6 +147,7 @@ def read_journal(path: Path) -> JournalContents:
 def _read_stream(data: bytes, contents: JournalContents) -> None:
     source = pa.BufferReader(data)
     reader = pa.ipc.open_stream(source)
+    _ = reader.schema.names  # raises here, not later, where a name is no Unicode
     contents.schema = reader.schema
     while (batch := next(reader, None)) is not None:
         batch.validate(full=True)

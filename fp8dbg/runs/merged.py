@@ -61,7 +61,8 @@ _TENSOR_STEPS = Merged(
     | {
         "mean": "sum(mean * numel) / nullif(sum(CASE WHEN mean IS NOT NULL THEN numel END), 0)",
         "rms": "sqrt(sum(rms * rms * numel) / nullif(sum(CASE WHEN rms IS NOT NULL THEN numel END), 0))",
-        "rel_l2": "coalesce(sqrt(sum(mse * numel) / nullif(sum(CASE WHEN mse IS NOT NULL THEN rms * rms * numel END), 0))"
+        "rel_l2": "coalesce(sqrt(sum(mse * numel) "
+        "/ nullif(sum(CASE WHEN mse IS NOT NULL THEN rms * rms * numel END), 0))"
         ", max(rel_l2))",
         "norm_ratio": _FURTHEST,
     },

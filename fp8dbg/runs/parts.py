@@ -108,6 +108,7 @@ def read_part_facts(path: Path) -> PartFacts | str:
             return "is empty"
         with pq.ParquetFile(path, memory_map=False) as file:
             schema, metadata = file.schema_arrow, file.metadata
+            _ = schema.names  # raises here, not later, where a name is no Unicode
             stamp = Stamp.from_metadata(schema.metadata)
             return PartFacts(schema, metadata.num_rows, _step_range(metadata), stamp)
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
