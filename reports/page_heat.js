@@ -29,13 +29,12 @@ function badness(meaning, value) {
 function heatRows({ meaning, name, across }) {
   const cube = across === "ranks" ? RANKS : GRIDS[0][meaning.of];
   const names = name === "worst" ? (meaning.of === "gemm" ? GEMMS : ROLES.slice(0, 3)) : [name];
-  const column = meaning.column === "excess_db" && across === "ranks" ? "rel_l2" : meaning.column;
   return DATA.layers.map((_, layer) => {
     const row = { layer, values: new Array(cube.width).fill(NaN), names: new Array(cube.width).fill(names[0]), rank: -Infinity };
     names.forEach((one) => {
       const at = cube.row(layer, one);
-      if (at === undefined || !cube.has(column)) return;
-      cube.values(at, column).forEach((value, i) => {
+      if (at === undefined || !cube.has(meaning.column)) return;
+      cube.values(at, meaning.column).forEach((value, i) => {
         const bad = badness(meaning, value);
         if (bad > badness(meaning, row.values[i])) [row.values[i], row.names[i]] = [value, one];
         row.rank = Math.max(row.rank, bad);

@@ -4,6 +4,7 @@
 -- Columns:
 --   layer: layer
 --   tensor: role of the tensor, operands only
+--   format: number format
 --   rank: list of global ranks; the lists below have one value for each
 --   underflow_ratio: list of underflow over non-zero finite elements; largest of any call
 --   saturated_ratio: list of saturated over finite elements; largest
@@ -11,7 +12,7 @@
 --   rel_l2: list of rel_l2; largest
 with of_rank as (
     select
-        layer, tensor, rank,
+        layer, tensor, rank, any_value(format) as format,
         max(underflow / nullif(numel - zeros - nan - inf, 0)) as underflow_ratio,
         max(saturated / nullif(numel - nan - inf, 0)) as saturated_ratio,
         arg_max(scale_delta, abs(scale_delta)) as scale_delta,
@@ -21,7 +22,7 @@ with of_rank as (
     group by all
 )
 select
-    layer, tensor,
+    layer, tensor, any_value(format) as format,
     list(rank order by rank) as rank,
     list(underflow_ratio order by rank) as underflow_ratio,
     list(saturated_ratio order by rank) as saturated_ratio,

@@ -12,6 +12,12 @@ function unpack(text) {
   return new Float32Array(bits.buffer);
 }
 
+// Figures that follow from rel_l2 and the floor of the formats.
+const DERIVED = {
+  sqnr_db: (error) => -20 * Math.log10(error),
+  excess_db: (error, floor) => (floor === null ? NaN : 20 * Math.log10(error / floor)),
+};
+
 class Cube {
   constructor(plain, width) {
     this.layer = plain.layer;
@@ -21,6 +27,7 @@ class Cube {
     this.packed = plain.columns;
     this.columns = new Map();
     this.place = new Map(plain.layer.map((layer, i) => [`${layer} ${plain.keys[this.kind][i]}`, i]));
+    this.names = Object.keys(this.packed).concat("rel_l2" in this.packed ? Object.keys(DERIVED) : []);
   }
 
   row(layer, name) {
@@ -28,17 +35,26 @@ class Cube {
   }
 
   has(column) {
-    return column in this.packed;
+    return this.names.includes(column);
   }
 
   // One figure of one tensor, a value per bucket; NaN where there is none.
   values(row, column) {
-    if (!this.columns.has(column)) {
-      const packed = this.packed[column];
-      const size = this.width * this.layer.length;
-      this.columns.set(column, typeof packed === "number" ? new Float32Array(size).fill(packed) : unpack(packed));
+    if (!(column in this.packed)) {
+      const floor = this.keys.floor[row];
+      return this.values(row, "rel_l2").map((error) => (error > 0 ? DERIVED[column](error, floor) : NaN));
     }
-    return this.columns.get(column).subarray(row * this.width, (row + 1) * this.width);
+    if (!this.columns.has(column)) this.columns.set(column, this.unpacked(this.packed[column]));
+    const { values, rows } = this.columns.get(column);
+    const at = rows ? rows.get(row) : row;
+    if (at === undefined) return new Float32Array(this.width).fill(NaN);
+    return values.subarray(at * this.width, (at + 1) * this.width);
+  }
+
+  unpacked({ rows, packed, same }) {
+    const count = (rows || this.layer).length;
+    const values = packed === undefined ? new Float32Array(count * this.width).fill(same) : unpack(packed);
+    return { values, rows: rows && new Map(rows.map((row, at) => [row, at])) };
   }
 }
 
@@ -79,14 +95,15 @@ function seriesOf(kind, layer, name) {
   const row = cube.row(layer, name);
   const columns = { step: grid.buckets.map((bucket) => bucket[0]) };
   if (row === undefined) return { grid, columns };
-  Object.keys(cube.packed).forEach((column) => {
+  cube.names.forEach((column) => {
     const values = cube.values(row, column);
     if (values.some((value) => !Number.isNaN(value))) columns[column] = values;
   });
-  ["floor", "floor_db"].forEach((floor) => {
-    const value = cube.keys[floor] && cube.keys[floor][row];
-    if (value !== null && value !== undefined) columns[floor] = columns.step.map(() => value);
-  });
+  const floor = cube.keys.floor[row];
+  if (floor !== null) {
+    columns.floor = columns.step.map(() => floor);
+    columns.floor_db = columns.step.map(() => DERIVED.sqnr_db(floor));
+  }
   return { grid, columns };
 }
 

@@ -29,7 +29,6 @@
 --   scale_min: list of the smallest block scale; smallest
 --   scale_max: list of the largest block scale; largest
 --   rel_l2: list of rel_l2; largest
---   sqnr_db: list of sqnr_db; smallest
 --   norm_ratio: list of norm_ratio; furthest from 1
 with sampled as (
     select step, (row_number() over (order by step) - 1) * least($buckets, count(*) over ()) // count(*) over () as bucket
@@ -77,7 +76,7 @@ figures as (
         arg_max(scale_current, coalesce(abs(scale_delta), 0)) as scale_current,
         arg_max(scale_delta, abs(scale_delta)) as scale_delta,
         min(scale_min) as scale_min, max(scale_max) as scale_max,
-        max(rel_l2) as rel_l2, min(sqnr_db) as sqnr_db,
+        max(rel_l2) as rel_l2,
         arg_max(norm_ratio, abs(ln(nullif(norm_ratio, 0)))) as norm_ratio
     from rows
     group by id, bucket
@@ -101,7 +100,6 @@ series as (
         list(scale_min order by bucket) as scale_min,
         list(scale_max order by bucket) as scale_max,
         list(rel_l2 order by bucket) as rel_l2,
-        list(sqnr_db order by bucket) as sqnr_db,
         list(norm_ratio order by bucket) as norm_ratio
     from ratios join figures using (id, bucket)
     group by id

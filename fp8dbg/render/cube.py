@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,22 +61,17 @@ def _float32(values: pa.Array) -> Floats:
     return near.astype(np.float32)
 
 
-def with_floors(tensors: Cube, gemms: Cube) -> None:
-    """Add what figures are judged by: ``excess_db`` to both, each key's own ``floor_db`` or ``floor``.
+def add_floors(tensors: Cube) -> None:
+    """Add ``floor`` to the keys of tensors: rel_l2 of healthy Gaussian data in the tensor's format."""
+    tensors.keys["floor"] = [_noise(name) for name in tensors.keys["format"]]
 
-    Healthy Gaussian data in the same formats have an excess of 0 dB. A GEMM's floor takes its operands' formats from
-    the tensors of the same layer.
-    """
-    floors = [_noise(name) for name in tensors.keys["format"]]
-    tensors.keys["floor_db"] = [None if f is None else round(-20 * float(np.log10(f)), 2) for f in floors]
-    if "rel_l2" in tensors.columns:
-        tensors.columns["excess_db"] = _excess(tensors.columns["rel_l2"], floors)
-    formats = dict(zip(zip(tensors.keys["layer"], tensors.keys["tensor"], strict=True), floors, strict=True))
+
+def add_gemm_floors(gemms: Cube, tensors: Cube) -> None:
+    """Add ``floor`` to the keys of GEMMs: rel_l2 of healthy operands in the formats that the tensors' cube says."""
+    roles = zip(tensors.keys["layer"], tensors.keys["tensor"], strict=True)
+    floors = dict(zip(roles, tensors.keys["floor"], strict=True))
     pairs = zip(gemms.keys["layer"], gemms.keys["gemm"], strict=True)
-    both = [_together([formats.get((layer, role)) for role in GEMMS.get(gemm, ())]) for layer, gemm in pairs]
-    gemms.keys["floor"] = [None if f is None else round(f, 5) for f in both]
-    if "rel_l2" in gemms.columns:
-        gemms.columns["excess_db"] = _excess(gemms.columns["rel_l2"], both)
+    gemms.keys["floor"] = [_together([floors.get((layer, r)) for r in GEMMS.get(gemm, ())]) for layer, gemm in pairs]
 
 
 def _noise(name: str | None) -> float | None:
@@ -88,14 +82,7 @@ def _noise(name: str | None) -> float | None:
 def _together(floors: list[float | None]) -> float | None:
     """Errors of two operands add as squares."""
     known = [f for f in floors if f is not None]
-    return float(np.sqrt(sum(f * f for f in known))) if known else None
-
-
-def _excess(rel_l2: Floats, floors: Sequence[float | None]) -> Floats:
-    limit = np.array([np.nan if f is None else f for f in floors], np.float32)[:, None]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        excess = 20 * np.log10(rel_l2 / limit)
-    return np.where(np.isneginf(excess), np.nan, excess).astype(np.float32)
+    return round(float(np.sqrt(sum(f * f for f in known))), 6) if known else None
 
 
 def packed(values: Floats) -> str:
@@ -107,10 +94,20 @@ def packed(values: Floats) -> str:
 
 
 def plain(cube: Cube, layer_numbers: dict[str, int]) -> dict[str, Any]:
-    """The cube as JSON: layers by number, a column as packed text, or as one number where all its values are equal."""
+    """The cube as JSON: layers by number, each column as ``_plain_column`` has it."""
     keys = {name: values for name, values in cube.keys.items() if name != "layer"}
-    columns: dict[str, Any] = {}
-    for name, values in cube.columns.items():
-        same = values.size and (values == values.flat[0]).all()
-        columns[name] = float(values.flat[0]) if same else packed(values)
+    columns = {name: _plain_column(values) for name, values in cube.columns.items()}
     return {"layer": [layer_numbers[layer] for layer in cube.keys["layer"]], "keys": keys, "columns": columns}
+
+
+def _plain_column(values: Floats) -> dict[str, Any]:
+    """Packed values of the rows that have any; ``rows`` says which, where it is not all of them.
+
+    Where all these values are equal, ``same`` holds that one instead.
+    """
+    some = np.flatnonzero(~np.isnan(values).all(axis=1))
+    rows = None if len(some) == len(values) else some.tolist()
+    kept = values[some]
+    if (kept == kept.flat[0]).all():
+        return {"rows": rows, "same": float(kept.flat[0])}
+    return {"rows": rows, "packed": packed(kept)}

@@ -56,6 +56,12 @@ def shorten(name: str, width: int) -> str:
     return middle(visible(name), width)
 
 
+def clipped(text: str, width: int) -> str:
+    """A sentence made visible and, beyond ``width`` terminal cells, cut at its end."""
+    shown = visible(text[: 4 * width])
+    return shown if cell_len(shown) <= width else set_cell_size(shown, width - 1).rstrip() + "…"
+
+
 def common_prefix(names: list[str]) -> str:
     """The dotted prefix that all names share, trailing dot included; "" if any name would become empty."""
     if len(names) < 2:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from fp8dbg.analysis.evidence import natural
 from fp8dbg.numerics.formats import FORMATS
-from fp8dbg.render.cube import Cube, make_cube, plain, with_floors
+from fp8dbg.render.cube import Cube, add_floors, add_gemm_floors, make_cube, plain
 from fp8dbg.render.figures import representable
 from fp8dbg.runs.folder import Folder
 from fp8dbg.runs.queries import QUESTIONS
@@ -22,7 +22,7 @@ VALUES = 3_000_000
 CLOSE_VALUES = 600_000
 """Figures drawn once more at a finer resolution, for the layers that findings name."""
 MOST_BUCKETS, FEWEST_BUCKETS = 500, 40
-PER_LAYER = 3 * 17 + 3 * 7 + 3 * 10
+PER_LAYER = 3 * 14 + 3 * 6 + 3 * 9
 """Series of one layer: operands, results, GEMMs."""
 HISTOGRAMS = 9_000
 """Histograms on the page, at most."""
@@ -87,7 +87,8 @@ class PageData:
         rows = self.run.sql(QUESTIONS["page_buckets"].sql, {"buckets": buckets}).fetchall()
         values = {"buckets": buckets, "layers": None if layers is None else json.dumps(layers)}
         tensors, gemms = (make_cube(self._table(q, values), len(rows)) for q in ("page_tensors", "page_gemms"))
-        with_floors(tensors, gemms)
+        add_floors(tensors)
+        add_gemm_floors(gemms, tensors)
         return Grid([Bucket(*row[1:]) for row in rows], tensors, gemms)
 
     def _table(self, question: str, values: dict[str, Any]) -> pa.Table:
@@ -150,7 +151,9 @@ def _by_rank(table: pa.Table) -> Cube:
     place = {rank: i for i, rank in enumerate(ranks)}
     buckets = pa.array([[place[rank] for rank in row] for row in table["rank"].to_pylist()], pa.list_(pa.int64()))
     cube = make_cube(table.drop_columns("rank").append_column("bucket", buckets), len(ranks))
-    return Cube(cube.keys | {"ranks": ranks}, cube.columns)
+    cube.keys["ranks"] = ranks
+    add_floors(cube)
+    return cube
 
 
 def _histogram(row: dict[str, Any]) -> tuple[int, list[int], int | None, dict[str, float] | None]:

@@ -1,0 +1,64 @@
+"""Sparklines: how the figure of a finding went over the run, in eight characters or so."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+
+from fp8dbg.analysis.finding import Finding
+from fp8dbg.render.cube import Cube, make_cube
+from fp8dbg.runs.folder import Folder
+from fp8dbg.runs.queries import QUESTIONS
+
+BARS = "▁▂▃▄▅▆▇█"
+POINTS = 10
+"""Characters of a sparkline."""
+MOST = 30
+"""Findings that get one."""
+
+COLUMN_OF = {
+    "underflow": "underflow_ratio",
+    "wrong_format": "underflow_ratio",
+    "outlier": "underflow_ratio",
+    "saturation": "saturated_ratio",
+    "stale_scale": "scale_delta",
+    "frozen_scale": "scale_delta",
+    "non_finite": "nonfinite_ratio",
+    "dead_tensor": "zero_ratio",
+    "gain_error": "norm_ratio",
+}
+"""The figure that shows a verdict; rel_l2 for every other."""
+
+
+def trends(run: Folder, findings: Sequence[Finding]) -> list[str]:
+    """For each finding the sparkline of its figure, or "" where it is about no tensor.
+
+    Each character stands for the worst of its share of the sampled steps; a space is a stretch without the figure.
+    """
+    placed = [f for f in findings[:MOST] if f.layer is not None and f.tensor is not None]
+    if not placed:
+        return ["" for _ in findings]
+    values = {"buckets": POINTS, "layers": json.dumps(sorted({f.layer for f in placed if f.layer is not None}))}
+    cube = make_cube(run.sql(QUESTIONS["page_tensors"].sql, values).to_arrow_table(), POINTS)
+    return [_trend(cube, finding) if finding in placed else "" for finding in findings]
+
+
+def _trend(cube: Cube, finding: Finding) -> str:
+    row = cube.row(layer=finding.layer, tensor=finding.tensor)
+    column = COLUMN_OF.get(finding.code, "rel_l2")
+    if row is None or column not in cube.columns:
+        return ""
+    series = [
+        None if math.isnan(v) else abs(math.log2(v)) if column == "norm_ratio" and v > 0 else abs(v)
+        for v in cube.columns[column][row].tolist()
+    ]
+    return sparkline(series)
+
+
+def sparkline(values: Sequence[float | None]) -> str:
+    """Values from 0 up as block characters, the largest as the highest; None as a space; all equal as the lowest."""
+    known = [v for v in values if v is not None]
+    low, high = min(known, default=0.0), max(known, default=0.0)
+    span = high - low if high > low * 1.02 + 1e-12 else math.inf
+    return "".join(" " if v is None else BARS[min(7, int(8 * (v - low) / span))] for v in values).rstrip()
