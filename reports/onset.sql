@@ -28,7 +28,7 @@
 --   total_steps: number of sampled steps with this figure, in and out of stretches
 with limits as (
     select unnest(
-        from_json($limits, '[{"layer": "VARCHAR", "tensor": "VARCHAR", "what_if": "VARCHAR", "figure": "VARCHAR", "limit": "DOUBLE"}]'),
+        from_json(coalesce($limits, '[]'), '[{"layer": "VARCHAR", "tensor": "VARCHAR", "what_if": "VARCHAR", "figure": "VARCHAR", "limit": "DOUBLE"}]'),
         recursive := true
     )
 ),

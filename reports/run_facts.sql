@@ -1,5 +1,5 @@
 -- Question: What does this run hold?
--- Reads: steps, amax, tensor_steps, gemms, events
+-- Reads: steps, amax, tensor_steps, gemms
 -- Parameters: none
 -- Columns:
 --   first_step: first step with any row

@@ -11,7 +11,7 @@
 --   amax_then: amax of that step
 with wanted as (
     select unnest(
-        from_json($tensors, '[{"layer": "VARCHAR", "tensor": "VARCHAR", "step": "BIGINT", "full": "DOUBLE"}]'),
+        from_json(coalesce($tensors, '[]'), '[{"layer": "VARCHAR", "tensor": "VARCHAR", "step": "BIGINT", "full": "DOUBLE"}]'),
         recursive := true
     )
 ),
