@@ -1,0 +1,65 @@
+"""Reading back what a host test recorded, and the same figures from the bytes that the host made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fp8dbg.runs.folder import open_folder
+
+_BOUNDARY = {torch.float8_e4m3fn: 464.0, torch.float8_e5m2: 61440.0}
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a cast did, from its input, its bytes and its scale."""
+
+    amax: float | None
+    underflow: int
+    saturated: int
+    at_max: int
+    scale: float | None
+
+    @classmethod
+    def of(cls, dense: torch.Tensor, data: torch.Tensor, dtype: torch.dtype, scale: torch.Tensor | None) -> Figures:
+        """``data``: bytes in the order of ``dense``. Saturation is told from dense and scale: bytes cannot show it."""
+        x, codes = dense.detach().float(), data.view(torch.uint8) & 0x7F
+        largest = torch.tensor(torch.finfo(dtype).max).to(dtype).view(torch.uint8)
+        beyond = torch.zeros((), dtype=torch.int64)
+        if scale is not None:
+            scaled, edge = (x * scale).abs(), _BOUNDARY[dtype]
+            beyond = (scaled >= edge).sum() if dtype is torch.float8_e5m2 else (scaled > edge).sum()
+        return cls(
+            amax=float(x.abs().max()) or None,
+            underflow=int(((x != 0) & (codes == 0)).sum()),
+            saturated=int(beyond),
+            at_max=int((codes == largest).sum()),
+            scale=float(scale) if scale is not None else None,
+        )
+
+
+def rows(path: Path, query: str) -> list[dict[str, Any]]:
+    """Rows of a query on a run folder, as dictionaries; NULL is None."""
+    folder = open_folder(path)
+    try:
+        relation = folder.sql(query)
+        names = relation.columns
+        return [dict(zip(names, row, strict=True)) for row in relation.fetchall()]
+    finally:
+        folder.close()
+
+
+def figures(path: Path) -> dict[tuple[str, str], list[Figures]]:
+    """Layer and operand -> the recorded figures of each cast, in the order of step, microbatch and call."""
+    found: dict[tuple[str, str], list[Figures]] = {}
+    columns = "layer, tensor, amax, underflow, saturated, at_max, scale"
+    query = (
+        f"select {columns} from tensors where what_if is null and recipe is not null order by step, microbatch, call"
+    )
+    for row in rows(path, query):
+        key = row.pop("layer"), row.pop("tensor")
+        found.setdefault(key, []).append(Figures(**row))
+    return found
