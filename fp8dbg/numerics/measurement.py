@@ -16,6 +16,10 @@ from fp8dbg.numerics.formats import Format, format_named
 from fp8dbg.numerics.recipes import Recipe, recipe_named
 
 
+_CENSUS_COLUMNS = ("numel", "zeros", "nan", "inf", "amax", "amin", "mean", "rms", "kurtosis", "peak_to_median")
+_CAST_COLUMNS = tuple(f.name for f in fields(QuantFigures))
+
+
 @dataclass(frozen=True, slots=True)
 class Measurement:
     """Figures of one tensor, named as the columns of ``tensors``; None where a figure does not exist.
@@ -117,10 +121,6 @@ def _statistics(found: Census, shape: torch.Size) -> dict[str, Any]:
     }
 
 
-_CENSUS_COLUMNS = ("numel", "zeros", "nan", "inf", "amax", "amin", "mean", "rms", "kurtosis", "peak_to_median")
-_CAST_COLUMNS = tuple(f.name for f in fields(QuantFigures))
-
-
 def _measured(
     tensor: torch.Tensor,
     found: Census,
@@ -139,28 +139,26 @@ def _measured(
     if scale is not None and recipe.name != "nvfp4":
         raise UsageError(f"Recipe {recipe} has one scale per {granularity}, not one in all.", "Leave scale out.")
     if fmt != recipe.format(role):
-        raise UsageError(
-            f"Recipe {recipe} casts {role} to {recipe.format(role).name}, not {fmt.name}.", "Leave it out."
-        )
+        own = recipe.format(role).name
+        raise UsageError(f"Recipe {recipe} casts {role} to {own}, not {fmt.name}.", "Leave format out.")
     return Measurement(**common, **names, **_per_block(tensor, recipe, scale, role, axis))
 
 
 def _per_tensor(found: Census, recipe: Recipe, fmt: Format, scale: float | None, role: str) -> dict[str, Any]:
     """Columns of a cast under one scale: the one given, else the one the recipe chooses."""
     seen = recipe.amax_seen(found.amax, found.nan, found.inf)
-    if recipe.name == "bf16":
-        used, columns = scale or 1.0, {}
-    else:
-        chooser = recipe_named("current") if recipe.name == "unscaled" else recipe
-        current = chooser.current_scale(seen, role, fmt)
-        used = recipe.current_scale(seen, role, fmt) if scale is None else scale
-        columns = {
-            "scale": _known(used),
-            "scale_current": _known(current),
-            "scale_delta": _delta(used, current) if found.amax is not None else None,
-            "scale_source": "emulated" if scale is None else "live",
-        }
-    return {**columns, **_columns(found.quantised(fmt, used))}
+    used = recipe.current_scale(seen, role, fmt) if scale is None else scale
+    if fmt.name == "bf16":  # which no recipe scales
+        return _columns(found.quantised(fmt, used))
+    chooser = recipe_named("current") if recipe.name == "unscaled" else recipe
+    current = chooser.current_scale(seen, role, fmt)
+    return {
+        "scale": _known(used),
+        "scale_current": _known(current),
+        "scale_delta": _delta(used, current) if found.amax is not None else None,
+        "scale_source": "emulated" if scale is None else "live",
+        **_columns(found.quantised(fmt, used)),
+    }
 
 
 def _per_block(tensor: torch.Tensor, recipe: Recipe, scale: float | None, role: str, axis: int) -> dict[str, Any]:

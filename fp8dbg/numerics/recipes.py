@@ -126,10 +126,12 @@ class Recipe:
         """One float32 scale per amax (float32, any shape), as this recipe's library would choose it from that amax.
 
         ``fmt`` replaces the role's own format (an FNUZ twin, say). Delayed scaling answers as current scaling with the
-        same format and margin would: the scale it is chasing. NVFP4 answers with its tensor scale. Unscaled and bf16
-        answer 1.
+        same format and margin would: the scale it is chasing. NVFP4 answers with its tensor scale. Unscaled answers 1,
+        and so does whatever is cast to BF16.
         """
         fmt, p = fmt or self.format(role), self.parameters
+        if self.name == "unscaled" or fmt.name == "bf16":
+            return np.ones_like(np.asarray(amax, dtype=np.float32))
         if self.name in ("current", "current_pow2", "block"):
             value_for_inf = scales.BF16_MAX if self.name == "block" else scales.FLT_MAX
             power_of_2, epsilon = bool(p["power_of_2"]), float(p["amax_epsilon"])
@@ -140,9 +142,7 @@ class Recipe:
             return scales.e8m0_reciprocal(scales.e8m0_exponent(amax, fmt, str(p["rounding"])))
         if self.name == "nvfp4":
             return scales.nvfp4_tensor_scale(amax)
-        if self.name in ("delayed", "int8"):
-            return scales.te_current_scale(amax, float(self.scaled_max(role, fmt)))
-        return np.ones_like(np.asarray(amax, dtype=np.float32))
+        return scales.te_current_scale(amax, float(self.scaled_max(role, fmt)))  # delayed, int8
 
     def current_scale(self, amax: float, role: str, fmt: Format | None = None) -> float:
         """``scales`` for one amax. May be 0, Inf or NaN where the library's own would be."""
