@@ -15,7 +15,6 @@ from fp8dbg.numerics.figures import QuantFigures
 from fp8dbg.numerics.formats import Format, format_named
 from fp8dbg.numerics.recipes import Recipe, recipe_named
 
-
 _CENSUS_COLUMNS = ("numel", "zeros", "nan", "inf", "amax", "amin", "mean", "rms", "kurtosis", "peak_to_median")
 _CAST_COLUMNS = tuple(f.name for f in fields(QuantFigures))
 
