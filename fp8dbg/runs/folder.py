@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fp8dbg.errors import QueryError, RunFolderError
+from fp8dbg.errors import RunFolderError
 from fp8dbg.runs import queries
 from fp8dbg.runs.dumps import Dump, find_dumps
-from fp8dbg.runs.parts import why_unreadable
 from fp8dbg.runs.reader import Contents, read_folder
 from fp8dbg.runs.sources import resumed, sources_of
 from fp8dbg.runs.writer import RunWriter
@@ -44,7 +43,7 @@ class Folder:
         states = [c.state for c in contents]
         self.state = next((s for s in ("alive", "killed", "stopped") if s in states), "finished")
         self._contents = contents
-        self.connection: duckdb.DuckDBPyConnection = queries.connect(sources_of(contents))
+        self.connection: duckdb.DuckDBPyConnection = self._connect()
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -74,9 +73,11 @@ class Folder:
         """
         try:
             return read(self.connection)
-        except QueryError:
+        except queries.ReadError:
             if not self._leave_out_damaged():
                 raise
+            self.connection.close()
+            self.connection = self._connect()
             return read(self.connection)
 
     def dumps(self, layer: str | None = None, tensor: str | None = None) -> list[Dump]:
@@ -93,20 +94,24 @@ class Folder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _connect(self) -> duckdb.DuckDBPyConnection:
+        try:
+            return queries.connect(sources_of(self._contents))
+        except queries.ReadError:
+            if not self._leave_out_damaged():
+                raise
+            return queries.connect(sources_of(self._contents))
+
     def _leave_out_damaged(self) -> bool:
-        """Read every part to its end; whether some could not be, and the connection was made anew without them."""
+        """Read every part to its end; whether some could not be, and are now left out."""
         before = len(self.problems)
         for contents in self._contents:
             for piece in [p for p in contents.pieces if p.rows is None]:
-                if why := why_unreadable(piece.path):
+                if why := queries.why_unreadable(str(piece.path.absolute())):
                     contents.pieces.remove(piece)
                     contents.report(piece.path, f"{why}; it is not read")
                     self.problems.append(contents.problems[-1])
-        if len(self.problems) == before:
-            return False
-        self.connection.close()
-        self.connection = queries.connect(sources_of(self._contents))
-        return True
+        return len(self.problems) > before
 
 
 def open_folder(path: str | Path | Iterable[str | Path]) -> Folder:

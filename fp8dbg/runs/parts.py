@@ -115,17 +115,6 @@ def read_part_facts(path: Path) -> PartFacts | str:
         return f"is cut, damaged or not Parquet ({' '.join(str(error).split())[:200]})"
 
 
-def why_unreadable(path: Path) -> str:
-    """Why a part's rows cannot all be read, as the end of a sentence; "" if they can. Reads the whole file."""
-    try:
-        with pq.ParquetFile(path, memory_map=False, page_checksum_verification=True) as file:
-            for batch in file.iter_batches():
-                batch.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
-        return f"is damaged inside ({' '.join(str(error).split())[:200]})"
-    return ""
-
-
 def _step_range(metadata: pq.FileMetaData) -> tuple[int, int] | None:
     places = [i for i in range(metadata.num_columns) if metadata.schema.column(i).path == "step"]
     groups = range(metadata.num_row_groups) if places else ()

@@ -38,25 +38,62 @@ _SETTINGS: dict[str, str | bool | int | float | list[str]] = {
 }
 
 
+class ReadError(QueryError):
+    """A query that failed for no fault of its own: a part may be damaged inside."""
+
+
+_OWN_FAULTS = (
+    duckdb.ParserException,
+    duckdb.BinderException,
+    duckdb.CatalogException,
+    duckdb.PermissionException,
+    duckdb.ConversionException,
+    duckdb.OutOfMemoryException,
+)
+
+
 def connect(sources: Sequence[Source]) -> duckdb.DuckDBPyConnection:
     """A connection with the views of every table, locked down to the given files.
 
     Args:
         sources: what to read, oldest first.
+
+    Raises:
+        ReadError: a part that looked whole cannot be opened.
     """
     connection = duckdb.connect(":memory:", config=_SETTINGS)
-    for table in TABLES:
-        mine = [s for s in sources if s.table == table]
-        connection.execute(view_sql(table, [(s, _rows_sql(connection, s)) for s in mine]))
-    connection.execute(ratios_sql())
-    for name, merged in MERGED.items():
-        connection.execute(f"CREATE VIEW {name} AS {merged.sql}")
+    try:
+        _make_views(connection, sources)
+    except duckdb.Error as error:
+        connection.close()
+        raise _error(error) from error
     allowed = ", ".join(quoted(f) for s in sources for f in s.files)
     connection.execute(f"SET allowed_paths = [{allowed}]")
     connection.execute("SET enable_external_access = false")
     connection.execute("SET enable_progress_bar = false")
     connection.execute("SET lock_configuration = true")
     return connection
+
+
+def why_unreadable(file: str) -> str:
+    """Why a part cannot be read to its end, as the end of a sentence; "" if it can. Reads the whole file."""
+    with duckdb.connect(":memory:", config=_SETTINGS) as connection:
+        try:
+            connection.execute(
+                f"SELECT bit_xor(hash(part)) FROM {parquet_sql((file,), ordered=False)} AS part"
+            ).fetchall()
+        except duckdb.Error as error:
+            return f"is damaged inside ({_one_line(str(error)):.200})"
+    return ""
+
+
+def _make_views(connection: duckdb.DuckDBPyConnection, sources: Sequence[Source]) -> None:
+    for table in TABLES:
+        mine = [s for s in sources if s.table == table]
+        connection.execute(view_sql(table, [(s, _rows_sql(connection, s)) for s in mine]))
+    connection.execute(ratios_sql())
+    for name, merged in MERGED.items():
+        connection.execute(f"CREATE VIEW {name} AS {merged.sql}")
 
 
 def _rows_sql(connection: duckdb.DuckDBPyConnection, source: Source) -> str:
@@ -81,7 +118,7 @@ def run(connection: duckdb.DuckDBPyConnection, query: str, params: Parameters = 
         given = dict(params) if isinstance(params, Mapping) else params and list(params)
         return connection.sql(query, params=given or None)
     except duckdb.Error as error:
-        raise QueryError(_one_line(str(error)), _hint(query, str(error))) from error
+        raise _error(error, query) from error
     except UnicodeEncodeError as error:
         raise QueryError("The query is not valid Unicode.") from error
 
@@ -97,7 +134,7 @@ def rows(connection: duckdb.DuckDBPyConnection, query: str, params: Parameters =
     try:
         return [dict(zip(names, row, strict=True)) for row in relation.fetchall()]
     except duckdb.Error as error:
-        raise QueryError(_one_line(str(error))) from error
+        raise _error(error) from error
 
 
 def ask(folder: Folder, question: str, **parameters: Any) -> list[dict[str, Any]]:
@@ -136,7 +173,12 @@ def _keep_merged(connection: duckdb.DuckDBPyConnection, reads: Sequence[str]) ->
             select = MERGED[name].plain_sql if plain else MERGED[name].sql
             connection.execute(f"CREATE TEMP TABLE {name} AS {select}")
         except duckdb.Error as error:
-            raise QueryError(_one_line(str(error))) from error
+            raise _error(error) from error
+
+
+def _error(error: duckdb.Error, query: str = "") -> QueryError:
+    kind = QueryError if isinstance(error, _OWN_FAULTS) else ReadError
+    return kind(_one_line(str(error)), _hint(query, str(error)))
 
 
 def _one_line(message: str) -> str:
