@@ -1,0 +1,58 @@
+"""From a fallback as people write it to a recipe per layer and GEMM."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+
+from fp8dbg.errors import UnknownNameError
+from fp8dbg.numerics.recipes import GEMMS, Recipe, recipe_named
+
+Fallback = Iterable[str] | Mapping[str, Iterable[str] | Mapping[str, str | Recipe]]
+"""Layers or "layer:gemm" to keep in BF16; or, by layer, the GEMMs to keep in BF16, or a recipe per GEMM."""
+
+
+def recipes_per_gemm(layers: list[str], recipe: Recipe, fallback: Fallback | None) -> dict[str, dict[str, Recipe]]:
+    """The recipe of every GEMM of every layer; later entries of the fallback win.
+
+    Layers may be globs ("blocks.*.up", "*"); one that is the very name of a layer is never taken for a glob. A layer,
+    GEMM or recipe that does not exist is an UnknownNameError that lists those that do.
+    """
+    chosen = {name: dict.fromkeys(GEMMS, recipe) for name in layers}
+    for pattern, gemms in _entries(layers, fallback or ()):
+        for name in _matching(layers, pattern):
+            chosen[name].update(gemms)
+    return chosen
+
+
+def _entries(layers: list[str], fallback: Fallback) -> list[tuple[str, dict[str, Recipe]]]:
+    if isinstance(fallback, str):
+        fallback = [fallback]
+    if isinstance(fallback, Mapping):
+        return [(layer, _gemms(value)) for layer, value in fallback.items()]
+    return [_parsed(layers, entry) for entry in fallback]
+
+
+def _parsed(layers: list[str], entry: str) -> tuple[str, dict[str, Recipe]]:
+    """ "layer" or "layer:gemm"; a layer's own name may hold a colon."""
+    layer, colon, gemm = entry.rpartition(":")
+    if entry in layers or not colon:
+        return entry, _gemms(GEMMS)
+    return layer, _gemms([gemm])
+
+
+def _gemms(value: Iterable[str] | Mapping[str, str | Recipe]) -> dict[str, Recipe]:
+    wanted = (
+        value if isinstance(value, Mapping) else dict.fromkeys([value] if isinstance(value, str) else value, "bf16")
+    )
+    for gemm in wanted:
+        if gemm not in GEMMS:
+            raise UnknownNameError("GEMM", gemm, list(GEMMS))
+    return {gemm: recipe_named(recipe) for gemm, recipe in wanted.items()}
+
+
+def _matching(layers: list[str], pattern: str) -> list[str]:
+    found = [pattern] if pattern in layers else [name for name in layers if fnmatchcase(name, pattern)]
+    if not found:
+        raise UnknownNameError("layer", pattern, layers)
+    return found
