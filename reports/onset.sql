@@ -1,7 +1,7 @@
 -- Question: When did a figure of a tensor go beyond its limit, once its scale had been set, and for how long?
 -- Reads: tensor_steps
 -- Parameters:
---   limits (text, default NULL): a JSON list of objects with layer, tensor, what_if (may be null), figure and limit; figure is one of underflow_ratio, saturated_ratio, rel_l2, gain, peak_to_median, kurtosis, amax, scale_excess (scale_delta) or scale_shortfall (minus scale_delta)
+--   limits (text, default NULL): a JSON list of objects with layer, tensor, what_if (may be null), figure and limit; figure is one of underflow_ratio, zero_ratio, saturated_ratio, rel_l2, gain, peak_to_median, kurtosis, amax, scale_excess (scale_delta) or scale_shortfall (minus scale_delta)
 -- Columns:
 --   layer: layer
 --   tensor: role of the tensor
@@ -38,6 +38,7 @@ chosen as (
         case l.figure
             when 'underflow_ratio' then t.underflow_ratio
             when 'saturated_ratio' then t.saturated_ratio
+            when 'zero_ratio' then t.zero_ratio
             when 'rel_l2' then t.rel_l2
             when 'gain' then t.gain
             when 'peak_to_median' then t.peak_to_median

@@ -35,6 +35,10 @@
 --   usual_gain: median over the window of the absolute log2 of norm_ratio
 --   spread_gain: median absolute deviation of the gain in the window
 --   worst_gain: largest gain of the run
+--   usual_zero_ratio: median over the window of zeros over all elements
+--   worst_zero_ratio: largest ratio of the run
+--   usual_amax: median over the window of amax
+--   worst_amax: largest amax of the run
 --   usual_peak_to_median: median over the window of peak_to_median
 --   worst_peak_to_median: largest peak_to_median of the run
 --   usual_scale_delta: median over the window of scale_delta
@@ -73,6 +77,10 @@ select
     median(gain) filter (where healthy and not initial) as usual_gain,
     mad(gain) filter (where healthy and not initial) as spread_gain,
     max(gain) filter (where not initial) as worst_gain,
+    median(zero_ratio) filter (where healthy) as usual_zero_ratio,
+    max(zero_ratio) as worst_zero_ratio,
+    median(amax) filter (where healthy) as usual_amax,
+    max(amax) as worst_amax,
     median(peak_to_median) filter (where healthy) as usual_peak_to_median,
     max(peak_to_median) as worst_peak_to_median,
     median(scale_delta) filter (where healthy and not initial) as usual_scale_delta,

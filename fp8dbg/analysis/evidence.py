@@ -77,6 +77,12 @@ class Evidence:
         last = self.run["last_sampled"]
         return None if last is None else int(last)
 
+    @property
+    def interval(self) -> int:
+        """Steps from one sampled step to the next, on average; 1 at least."""
+        first, last = self.run["first_sampled"] or 0, self.run["last_sampled"] or 0
+        return int(max(1, round((last - first) / max(1, self.run["sampled_steps"] - 1))))
+
     @cached_property
     def healthy_window(self) -> tuple[int, int]:
         """First and last step of the run's own window of usual values: from 5 % to 40 % of its sampled steps.

@@ -17,6 +17,9 @@ from fp8dbg.runs.folder import Folder, contents_of
 SAME_HARM = 0.5
 """Among findings of one kind and one onset, the first layer in execution order with this share of the worst leads."""
 
+FLUSHING = ("outlier", "underflow", "stale_scale", "frozen_scale", "wrong_format")
+"""Codes of findings that a tensor is flushed to zero."""
+
 
 class Run(Folder):
     """A run folder with everything that ``Folder`` offers, and the verdicts on it."""
@@ -37,7 +40,7 @@ class Run(Folder):
     @cached_property
     def _findings(self) -> list[Finding]:
         judged = [finding for verdict in VERDICTS for finding in verdict.judge(self.evidence)]
-        judged = _before_the_end(judged)
+        judged = _without_echoes(_before_the_end(judged), self.evidence.interval)
         return worst_first(gather(fold(judged, EXPLAINS), self.evidence.layer_order))
 
     @property
@@ -63,6 +66,16 @@ def _before_the_end(findings: list[Finding]) -> list[Finding]:
     if not ends:
         return findings
     return [f for f in findings if f.code in ("non_finite", "coverage") or (f.first_step or 0) < min(ends)]
+
+
+def _without_echoes(findings: list[Finding], interval: int) -> list[Finding]:
+    """Without tensors that died when a tensor was flushed: what a flushed tensor feeds is zero, and that is no news."""
+    onsets = [f.first_step or 0 for f in findings if f.severity == "act" and f.code in FLUSHING]
+    return [
+        f
+        for f in findings
+        if f.code != "dead_tensor" or not any(0 <= (f.first_step or 0) - onset <= interval for onset in onsets)
+    ]
 
 
 def gather(findings: list[Finding], order: Mapping[str, int]) -> list[Finding]:

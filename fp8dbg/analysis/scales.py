@@ -29,3 +29,9 @@ def full_use(row: Mapping[str, Any]) -> float:
     recipe = recipe_of(row)
     margin = float(recipe.parameters.get("margin", 0)) if recipe else 0.0
     return float(FORMATS[row["format"]].max * 2.0**-margin)
+
+
+def reach(row: Mapping[str, Any]) -> float:
+    """How many times smaller than amax a value may be before the row's format, fully used, flushes it to zero."""
+    fmt = FORMATS[row["format"]]
+    return float(fmt.max / (fmt.smallest_subnormal / 2))

@@ -108,7 +108,6 @@ def _spike(steps: list[int], loss: FloatArray, scores: FloatArray, first: int, l
 
 def _first_movers(evidence: Evidence, step: int) -> list[Row]:
     """Figures that moved in the two sampling intervals before a step, against the twenty before those."""
-    sampled = max(1, evidence.run["sampled_steps"] or 1)
-    interval = max(1, (evidence.run["steps"] or 1) // sampled)
+    interval = evidence.interval
     since = max(step - max(2 * interval, 5), (evidence.run["first_step"] or 0) + 1)
     return evidence.ask("first_movers", step=step, since=since, healthy_from=max(0, since - 20 * interval), at_most=20)

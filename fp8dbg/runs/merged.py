@@ -69,6 +69,7 @@ _TENSOR_STEPS = Merged(
     {
         "underflow_ratio": "underflow / nullif(numel - zeros - nan - inf, 0)",
         "saturated_ratio": "saturated / nullif(numel - nan - inf, 0)",
+        "zero_ratio": "zeros / nullif(numel, 0)",
     }
     | _GAIN,
 )

@@ -37,9 +37,10 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _explained(suspect: Suspect) -> bool:
-    """Whether clipped or flushed values account for the change of norm."""
+    """Whether clipped or flushed values account for the change of norm: a few large values can hold most of a norm."""
     stretch = suspect.stretch
-    return (stretch["worst_saturated_ratio"] or 0) > 1e-3 or (stretch["worst_underflow_ratio"] or 0) > FLUSHED.floor
+    clips = (stretch["worst_saturated_ratio"] or 0) > 0 and (stretch["worst_norm_ratio"] or 0) < 1
+    return clips or (stretch["worst_underflow_ratio"] or 0) > FLUSHED.floor
 
 
 def _finding(evidence: Evidence, suspect: Suspect, what: str) -> Finding:

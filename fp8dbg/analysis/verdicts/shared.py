@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from fp8dbg.analysis.evidence import Evidence, Row, Suspect
@@ -29,6 +32,12 @@ EXCESS = 0.5
 
 ERROR_FACTOR = 2.0
 """Clipping matters where rel_l2 is above this multiple of the format's floor."""
+
+GROWTH = 10.0
+"""How many times amax must grow from one step to the next to date an outlier."""
+
+DATED = 20
+"""Tensors whose onset is looked up in the amax table: each takes a query."""
 
 
 def flushed(evidence: Evidence) -> list[Suspect]:
@@ -97,6 +106,30 @@ def when(evidence: Evidence, suspect: Suspect) -> str:
 def under(row: Row) -> str:
     """ " under RECIPE" for a recipe that is not in force, else nothing."""
     return f" under {row['what_if']}" if row["what_if"] else ""
+
+
+def dated(evidence: Evidence, suspects: Iterable[Suspect]) -> list[Suspect]:
+    """The suspects with their onset as exact as the amax table has it, which is recorded on every step.
+
+    Looked for in the two sampling intervals up to the first sampled step beyond the limit; a growth of less than
+    ``GROWTH`` dates nothing. Only the ``DATED`` worst are looked up.
+    """
+    ranked = sorted(suspects, key=lambda s: -s.stretch["worst"])
+    return [_dated(evidence, s) for s in ranked[:DATED]] + ranked[DATED:]
+
+
+def _dated(evidence: Evidence, suspect: Suspect) -> Suspect:
+    history = evidence.ask(
+        "amax_history",
+        layer=suspect.facts["layer"],
+        tensor=suspect.facts["tensor"],
+        from_step=max(0, suspect.first_step - 2 * evidence.interval),
+        to_step=suspect.first_step,
+    )
+    sizes = [(row["step"], row["amax"]) for row in history if row["amax"]]
+    growths = [(now / before, step) for (_, before), (step, now) in pairwise(sizes)]
+    growth, step = max(growths, default=(0.0, 0))
+    return replace(suspect, stretch=suspect.stretch | {"first_step": step}) if growth >= GROWTH else suspect
 
 
 def finding_about(suspect: Suspect, **fields: Any) -> Finding:
