@@ -410,11 +410,16 @@ def test_an_older_part_lacks_columns(tmp_path: Path) -> None:
 
 
 def test_a_left_over_temporary_file_is_no_problem(tmp_path: Path) -> None:
-    """Killed while a part was written."""
+    """Killed while a part or a journal was written; the next session removes it, and nothing of another rank."""
     part = finished_parts(tmp_path)[0]
-    part.with_name("part-000009.parquet.77.tmp").write_bytes(b"PAR1")
+    left = [part.with_name("part-000009.parquet.77.tmp"), tmp_path / "journal/rank-00000.amax.arrows.77.tmp"]
+    other = tmp_path / "journal/rank-00001.amax.arrows.77.tmp"
+    for path in (*left, other):
+        path.write_bytes(b"PAR1")
     with open_folder(tmp_path) as run:
         assert run.problems == []
+    RunWriter(tmp_path).close()
+    assert [path.exists() for path in (*left, other)] == [False, False, True]
 
 
 def test_a_foreign_file_among_the_parts_is_named(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ class TableStore:
 
     def adopt(self) -> Past:
         """Finish what a killed session left in the journal, and say what is there."""
+        self._sweep()
         past = self._past_parts()
         if not self.journal_path.exists():
             return past
@@ -93,6 +94,13 @@ class TableStore:
     def bytes_on_disk(self) -> int:
         """Bytes this session has in parts and journal."""
         return self.bytes + (self._journal.bytes if self._journal else 0)
+
+    def _sweep(self) -> None:
+        """Remove what was being written under a temporary name when a session was killed."""
+        beside = [p for p in entries(self.journal_path.parent) if p.name.startswith(f"{self.journal_path.name}.")]
+        for path in (*entries(self.parts), *beside):
+            if path.suffix == ".tmp":
+                path.unlink(missing_ok=True)
 
     def _write_part(self, stamp: Stamp, batches: Iterator[pa.RecordBatch]) -> None:
         path = self.parts / part_name(stamp.part)

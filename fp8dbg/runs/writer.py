@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,7 +130,7 @@ class RunWriter:
         with self._mutex:
             for name, tensor in tensors.items():
                 if not self.stopped and not self._closed:
-                    self._try("dump", lambda n=name, t=tensor: saved.append(self._save(step, layer, n, t)))  # type: ignore[misc]
+                    self._try("dump", partial(self._save, saved, step, layer, name, tensor))
         return saved
 
     def update_fingerprint(self, **facts: Any) -> None:
@@ -194,11 +195,11 @@ class RunWriter:
                 None, "error", None, f"{table}.{column} was given {value!r:.80}, which its type cannot hold: NULL."
             )
 
-    def _save(self, step: int, layer: str, name: str, tensor: Tensor) -> Path:
+    def _save(self, saved: list[Path], step: int, layer: str, name: str, tensor: Tensor) -> None:
         path = save_dump(self.path, self.rank, step, layer, name, tensor)
+        saved.append(path)
         self._dumped += path.stat().st_size
         self._check_limit()
-        return path
 
     def _write_fingerprint(self) -> None:
         run_json.write_run_json(self.path, self.rank, self._fingerprint)
