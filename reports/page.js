@@ -54,7 +54,7 @@ function startPrinting() {
     setTheme("light");
     drawn.forEach((_, element) => {
       draw(element);
-      if (element.dataset.done) Plotly.relayout(element, { width: element.closest(".box") ? 330 : 680 });
+      if (element.dataset.done) Plotly.relayout(element, { width: element.closest(".box") ? 320 : 680 });
     });
   });
   window.addEventListener("afterprint", () => {

@@ -35,18 +35,20 @@ function filled(template, columns) {
 function withTicks(layout, values) {
   const positive = values.filter((value) => value > 0);
   if (layout.yaxis.type !== "log" || layout.yaxis.tickvals || !positive.length) return { ...layout };
-  const first = Math.floor(Math.log10(Math.min(...positive)));
-  const last = Math.ceil(Math.log10(Math.max(...positive)));
-  const every = Math.max(1, Math.ceil((last - first) / 5));
+  const [low, high] = [Math.min(...positive), Math.max(...positive)].map(Math.log10);
+  const digits = high - low < 0.4 ? [] : high - low < 1 ? [1, 1.5, 2, 3, 5, 7] : high - low < 2 ? [1, 2, 5] : [1];
+  const every = Math.max(1, Math.ceil((Math.ceil(high) - Math.floor(low)) / 5));
   const tickvals = [];
-  for (let power = first; power <= last; power += every) {
-    (last - first <= 2 ? [1, 2, 5] : [1]).forEach((digit) => tickvals.push(Number(`${digit}e${power}`)));
+  for (let power = Math.floor(low); power <= Math.ceil(high); power += every) {
+    digits.forEach((digit) => tickvals.push(Number(`${digit}e${power}`)));
   }
-  return { ...layout, yaxis: { ...layout.yaxis, tickvals, ticktext: tickvals.map(powerText) } };
+  const near = tickvals.filter((tick) => tick >= 10 ** low / 2 && tick <= 2 * 10 ** high);
+  if (!near.length) return { ...layout };
+  return { ...layout, yaxis: { ...layout.yaxis, tickvals: near, ticktext: near.map(powerText) } };
 }
 
 function powerText(value) {
-  if (value >= 1e-3 && value < 1e4) return String(value);
+  if (value >= 1e-3 && value < 1e4) return String(Number(value.toPrecision(3)));
   const [digits, exponent] = value.toExponential(0).split("e");
   const raised = [...String(Number(exponent))].map((one) => (one === "-" ? "⁻" : "⁰¹²³⁴⁵⁶⁷⁸⁹"[Number(one)])).join("");
   return digits === "1" ? `10${raised}` : `${digits}·10${raised}`;

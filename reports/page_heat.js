@@ -55,7 +55,7 @@ function heatChart() {
   const { meaning } = selection;
   let rows = heatRows(selection).filter((row) => row.rank > -Infinity);
   if (selection.rows === "worst") rows = [...rows].sort((a, b) => b.rank - a.rank).slice(0, 40);
-  const labels = selection.across === "ranks" ? DATA.ranks.keys.ranks.map((rank) => `rank ${rank}`) : GRIDS[0].labels;
+  const labels = selection.across === "ranks" ? DATA.ranks.keys.ranks.map(String) : GRIDS[0].labels;
   heat.shown = { meaning, rows, labels, across: selection.across };
   if (!rows.length) return null;
   const template = DATA.heat[DATA.meanings.indexOf(meaning)];
@@ -64,7 +64,7 @@ function heatChart() {
     z: rows.map((row) => row.values.map((value) => coloured(meaning, value))),
     x: labels.map((_, i) => i),
     y: rows.map((_, i) => i),
-    text: rows.map((row) => row.values.map((value, i) => heatWords(meaning, row, i, labels[i]))),
+    text: rows.map((row) => row.values.map((value, i) => heatWords(heat.shown, row, i))),
     hovertemplate: "%{text}<extra></extra>",
   };
   return { data: [trace], layout: heatLayout(template.layout, rows, labels) };
@@ -80,7 +80,7 @@ function heatLayout(layout, rows, labels) {
     ...layout,
     height: Math.max(190, height),
     margin: { ...layout.margin, l: Math.min(narrow ? 112 : 330, 16 + 6.4 * Math.max(...names.map((name) => name.length))) },
-    xaxis: { ...layout.xaxis, ...ticks(labels.map((label) => label.split(" to ")[0]), narrow ? 4 : 12) },
+    xaxis: { ...layout.xaxis, title: { ...layout.xaxis.title, text: heat.shown.across.slice(0, -1) }, ...ticks(labels.map((label) => label.split(" to ")[0]), narrow ? 4 : 12) },
     yaxis: { ...layout.yaxis, ...ticks(names.map(plotlyText), Math.max(8, (height - 60) / 16)) },
     shapes: heat.cell ? [heatMark(heat.cell)] : [],
   };
@@ -91,9 +91,10 @@ function plotlyText(text) {
   return text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 }
 
-function heatWords(meaning, row, i, label) {
+function heatWords({ meaning, labels, across }, row, i) {
   const where = plotlyText(DATA.layers[row.layer].short);
-  return `${where} · ${row.names[i]}<br>step ${label}<br>${meaning.title}: ${figureText(meaning.digits, row.values[i])}`;
+  const value = figureText(meaning.digits, row.values[i]);
+  return `${where} · ${row.names[i]}<br>${across.slice(0, -1)} ${labels[i]}<br>${meaning.title}: ${value}`;
 }
 
 // A number in the few d3 formats that the page uses.
@@ -110,12 +111,12 @@ function heatMark({ row, column }) {
 }
 
 function heatMove(row, column) {
-  const { rows, labels, meaning } = heat.shown;
+  const { rows, labels, meaning, across } = heat.shown;
   const clamp = (value, size) => Math.max(0, Math.min(size - 1, value));
   heat.cell = { row: clamp(row, rows.length), column: clamp(column, labels.length) };
   const at = rows[heat.cell.row];
   const value = figureText(meaning.digits, at.values[heat.cell.column]);
-  const what = `${DATA.layers[at.layer].short}, ${at.names[heat.cell.column]}, step ${labels[heat.cell.column]}: ${value}`;
+  const what = `${DATA.layers[at.layer].short}, ${at.names[heat.cell.column]}, ${across.slice(0, -1)} ${labels[heat.cell.column]}: ${value}`;
   document.getElementById("heat-readout").textContent = `${what}. Enter opens it below.`;
   draw(heat.element);
 }

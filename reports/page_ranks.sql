@@ -8,14 +8,14 @@
 --   rank: list of global ranks; the lists below have one value for each
 --   underflow_ratio: list of underflow over non-zero finite elements; largest of any call
 --   saturated_ratio: list of saturated over finite elements; largest
---   scale_delta: list of scale_delta; furthest from 0
+--   scale_delta: list of scale_delta; furthest from 0, once the scale had been updated
 --   rel_l2: list of rel_l2; largest
 with of_rank as (
     select
         layer, tensor, rank, any_value(format) as format,
         max(underflow / nullif(numel - zeros - nan - inf, 0)) as underflow_ratio,
         max(saturated / nullif(numel - nan - inf, 0)) as saturated_ratio,
-        arg_max(scale_delta, abs(scale_delta)) as scale_delta,
+        arg_max(scale_delta, abs(scale_delta)) filter (where scale_source is distinct from 'initial') as scale_delta,
         max(rel_l2) as rel_l2
     from tensors
     where tensor in ('input', 'weight', 'grad_output')

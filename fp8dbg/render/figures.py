@@ -40,6 +40,8 @@ def _with_ticks(layout: Chart, drawn: Sequence[Sequence[float | None]]) -> Chart
     if layout["yaxis"]["type"] != "log" or "tickvals" in layout["yaxis"] or not positive:
         return layout
     values = log_ticks(min(positive), max(positive))
+    if not values:
+        return layout
     ticks = {"tickvals": values, "ticktext": [power_text(value) for value in values]}
     return {**layout, "yaxis": layout["yaxis"] | ticks}
 
@@ -47,12 +49,14 @@ def _with_ticks(layout: Chart, drawn: Sequence[Sequence[float | None]]) -> Chart
 def log_ticks(low: float, high: float) -> list[float]:
     """Ticks of a logarithmic axis for values from ``low`` to ``high``, both above 0: powers of ten, at most about 6.
 
-    Over less than two decades 1, 2 and 5 times powers of ten.
+    Over less than two decades multiples of them too; none below a factor of 2.5, where plotly's own do better.
     """
+    span = math.log10(high / low)
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     every = max(1, math.ceil((last - first) / 5))
-    steps = (1, 2, 5) if last - first <= 2 else (1,)
-    return [float(f"{m}e{e}") for e in range(first, last + 1, every) for m in steps]
+    digits = () if span < 0.4 else (1, 1.5, 2, 3, 5, 7) if span < 1 else (1, 2, 5) if span < 2 else (1,)
+    ticks = [float(f"{digit}e{power}") for power in range(first, last + 1, every) for digit in digits]
+    return [tick for tick in ticks if low / 2 <= tick <= 2 * high]
 
 
 def power_text(value: float) -> str:

@@ -14,7 +14,7 @@ from plotly.offline import get_plotlyjs
 
 from fp8dbg import __version__, reports
 from fp8dbg.errors import UsageError
-from fp8dbg.render import figures, sections
+from fp8dbg.render import cards, figures, sections
 from fp8dbg.render.heatmap import MEANINGS, catalogue, heat_map
 from fp8dbg.render.names import common_prefix, shorten, visible
 from fp8dbg.render.page_data import PageData
@@ -64,7 +64,7 @@ def write_report(run: Run, summary: Summary, path: Path | None = None) -> Path:
 def page(run: Run, summary: Summary) -> str:
     """The page as text."""
     named = dict.fromkeys(f.layer for f in summary.findings if f.layer is not None)
-    moments = dict.fromkeys(at for at in map(sections.moment, summary.findings) if at is not None)
+    moments = dict.fromkeys(at for at in map(cards.moment, summary.findings) if at is not None)
     data = PageData(run, list(named), list(moments))
     script = "\n".join(['"use strict";', *(reports.text(name) for name in SCRIPTS)])
     plotly = get_plotlyjs()
@@ -112,7 +112,7 @@ def _body(run: Run, summary: Summary, data: PageData) -> tuple[str, str]:
         (
             "findings",
             "Findings",
-            sections.findings(summary.findings, numbers, {f.code: false_alarm(f.code) for f in summary.findings}),
+            cards.findings(summary.findings, numbers, {f.code: false_alarm(f.code) for f in summary.findings}),
         ),
         ("heat", "Layers", sections.heat(bool(numbers))),
         ("explorer", "Explorer", sections.explorer(bool(numbers))),
@@ -142,7 +142,7 @@ def _payload(run: Run, summary: Summary, data: PageData) -> dict[str, Any]:
         **data.plain(),
         "layers": _layers(data.layers, summary),
         "charts": charts(),
-        "titles": sections.CHART_TITLES,
+        "titles": cards.CHART_TITLES,
         "meanings": catalogue(),
         "heat": [heat_map(meaning) for meaning in MEANINGS],
         "palettes": PALETTES,

@@ -52,6 +52,11 @@ def definitions(pairs: Iterable[tuple[str, str]], css: str = "") -> str:
     return f'<dl class="{css}">{rows}</dl>' if css else f"<dl>{rows}</dl>"
 
 
+def section(anchor: str, title: str, body: str, css: str = "") -> str:
+    """One section of the page; its heading is where the navigation leads."""
+    return f'<section id="{anchor}" class="{css}"><h2>{escaped(title)}</h2>{body}</section>'
+
+
 @dataclass(frozen=True, slots=True)
 class Heading:
     """A table's column: key of the row, title, unit, form of its values: text, name, number, percent, html."""

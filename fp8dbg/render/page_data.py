@@ -15,7 +15,7 @@ from fp8dbg.numerics.formats import FORMATS
 from fp8dbg.render.cube import Cube, add_floors, add_gemm_floors, make_cube, plain
 from fp8dbg.render.figures import representable
 from fp8dbg.runs.folder import Folder
-from fp8dbg.runs.queries import QUESTIONS
+from fp8dbg.runs.queries import QUESTIONS, ask
 
 VALUES = 3_000_000
 """Figures drawn of all tensors together, at most: about 9 MB of page."""
@@ -24,6 +24,8 @@ CLOSE_VALUES = 600_000
 MOST_BUCKETS, FEWEST_BUCKETS = 500, 40
 PER_LAYER = 3 * 14 + 3 * 6 + 3 * 9
 """Series of one layer: operands, results, GEMMs."""
+_EVERY = 1 << 40
+"""Buckets enough for each sampled step to have its own."""
 HISTOGRAMS = 9_000
 """Histograms on the page, at most."""
 
@@ -61,7 +63,7 @@ class PageData:
     @cached_property
     def layers(self) -> list[str]:
         """Every layer with figures, in the model's order where run.json has it, else in the order of their numbers."""
-        seen = {r[0] for r in self.run.sql("select layer from tensors union select layer from gemms").fetchall()}
+        seen = {row["layer"] for row in ask(self.run, "page_layers")}
         entries = [entry for entry in self.run.meta.get("layers") or [] if isinstance(entry, dict)]
         known = list(dict.fromkeys(str(e["layer"]) for e in entries if e.get("layer") in seen))
         return [*known, *sorted(seen.difference(known), key=natural)]
@@ -84,12 +86,13 @@ class PageData:
         return [layer for layer in self.named if layer in set(self.layers)][:16]
 
     def _grid(self, buckets: int, layers: list[str] | None = None) -> Grid:
-        rows = self.run.sql(QUESTIONS["page_buckets"].sql, {"buckets": buckets}).fetchall()
+        rows = ask(self.run, "page_buckets", buckets=buckets)
         values = {"buckets": buckets, "layers": None if layers is None else json.dumps(layers)}
         tensors, gemms = (make_cube(self._table(q, values), len(rows)) for q in ("page_tensors", "page_gemms"))
         add_floors(tensors)
         add_gemm_floors(gemms, tensors)
-        return Grid([Bucket(*row[1:]) for row in rows], tensors, gemms)
+        spans = [Bucket(row["first_step"], row["last_step"], row["sampled"]) for row in rows]
+        return Grid(spans, tensors, gemms)
 
     def _table(self, question: str, values: dict[str, Any]) -> pa.Table:
         table: pa.Table = self.run.sql(QUESTIONS[question].sql, values).to_arrow_table()
@@ -98,7 +101,7 @@ class PageData:
     @cached_property
     def histogram_steps(self) -> list[int]:
         """Sampled steps with histograms: the first, the last, and the sampled steps at or after the moments."""
-        sampled = [r[0] for r in self.run.sql("select distinct step from tensors order by step").fetchall()]
+        sampled = [row["first_step"] for row in ask(self.run, "page_buckets", buckets=_EVERY)]
         if not sampled:
             return []
         after = [next((s for s in sampled if s >= moment), sampled[-1]) for moment in self.moments]

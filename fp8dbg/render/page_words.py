@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fp8dbg.analysis.verdicts import VERDICTS
 from fp8dbg.analysis.wording import listed, percent
 from fp8dbg.render import sections
-from fp8dbg.render.markup import Heading, escaped, number, table
+from fp8dbg.render.markup import Heading, escaped, number, section, table
 from fp8dbg.render.page_data import PageData
 from fp8dbg.render.timeline import Marks
 from fp8dbg.runs.queries import ask
@@ -87,7 +87,7 @@ def worst_table(summary: Summary, numbers: dict[str, int]) -> str:
         "Press a heading to sort.</p>"
     )
     body = note + table(headings, rows, sortable=True) if rows else "<p>No tensor was recorded.</p>"
-    return sections.section("worst", "Worst tensors", body, "long")
+    return section("worst", "Worst tensors", body, "long")
 
 
 def false_alarm(code: str) -> str:

@@ -8,46 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fp8dbg.analysis.finding import Finding
-from fp8dbg.render.markup import Heading, definitions, escaped, named, number, prose, table
+from fp8dbg.render.markup import Heading, definitions, escaped, named, number, prose, section, table
 
 if TYPE_CHECKING:
     from fp8dbg.analysis.plan import Plan
-
-_MOST_FINDINGS = 40
-_OPEN_FINDINGS = 3
-
-CHART_TITLES = {
-    "lost": "Values lost by the cast",
-    "scales": "Scale in force and scale wanted",
-    "histogram": "Values against the format's range (light shade: subnormal)",
-    "noise": "Signal over quantisation noise (SQNR)",
-    "magnitudes": "Magnitudes",
-    "outliers": "Outliers",
-    "gain": "Gain of the cast (norm ratio)",
-    "nonfinite": "NaN and Inf",
-    "fprop": "Error of fprop, by operand",
-    "dgrad": "Error of dgrad, by operand",
-    "wgrad": "Error of wgrad, by operand",
-}
-
-CHARTS_OF = {
-    "underflow": ("lost", "histogram"),
-    "wrong_format": ("lost", "histogram"),
-    "outlier": ("outliers", "histogram"),
-    "saturation": ("lost", "scales"),
-    "stale_scale": ("scales", "lost"),
-    "frozen_scale": ("scales", "magnitudes"),
-    "non_finite": ("nonfinite", "magnitudes"),
-    "dead_tensor": ("lost", "magnitudes"),
-    "gain_error": ("gain", "noise"),
-}
-"""The two charts that show a verdict best; others get ``_OTHERWISE``, GEMMs their own."""
-_OTHERWISE = ("noise", "lost")
-
-
-def section(anchor: str, title: str, body: str, css: str = "") -> str:
-    """One section of the page; its heading is where the navigation leads."""
-    return f'<section id="{anchor}" class="{css}"><h2>{escaped(title)}</h2>{body}</section>'
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +66,8 @@ def _plan(plan: Plan) -> str:
     entries = [f" {_json(layer)}: {_json(gemms)}" for layer, gemms in plan.as_fallback().items()]
     fallback = "{\n" + ",\n".join(entries) + "\n}"
     return (
-        '<div class="copy"><p class="note">Fallback plan: what to take out of FP8. It is what '
-        "<code>fp8dbg.simulate(model, fallback=...)</code> takes; <code>fp8dbg recommend RUN --for HOST</code> writes "
-        "it as your host library's own configuration.</p>"
+        '<div class="copy"><p class="note">Fallback plan: what to take out of FP8, as '
+        "<code>fp8dbg.simulate(model, fallback=...)</code> takes it.</p>"
         f'<pre id="fallback" tabindex="0">{escaped_lines(fallback)}</pre>'
         '<button type="button" data-copies="fallback">Copy</button></div>'
         f"<details><summary>Why each of them ({len(rows)})</summary>{table(headings, rows)}</details>"
@@ -134,94 +97,6 @@ def timeline(note: str) -> str:
     """Where the timeline is drawn; without a note there is nothing to draw."""
     chart = '<div id="timeline-chart" class="chart" role="img" aria-label="Loss over the steps"></div>' if note else ""
     return section("timeline", "Timeline", f'{chart}<p class="note">{escaped(note or "No step was recorded.")}</p>')
-
-
-def findings(found: Sequence[Finding], layers: Mapping[str, int], false_alarms: Mapping[str, str]) -> str:
-    """A card per finding, worst first.
-
-    Args:
-        found: the findings.
-        layers: number of each layer that the explorer knows.
-        false_alarms: for each code, when the verdict is wrong.
-    """
-    if not found:
-        return section("findings", "Findings", "<p>None.</p>")
-    cards = "".join(_card(i, f, layers, false_alarms) for i, f in enumerate(found[:_MOST_FINDINGS], 1))
-    more = len(found) - _MOST_FINDINGS
-    rest = f'<p class="note">{more} more findings: fp8dbg report RUN --json lists them all.</p>' if more > 0 else ""
-    return section("findings", f"Findings ({len(found)})", cards + rest, "long")
-
-
-def _card(number_: int, finding: Finding, layers: Mapping[str, int], false_alarms: Mapping[str, str]) -> str:
-    where = named(finding.layer) + (f" · {escaped(finding.tensor or finding.gemm)}" if finding.layer else "")
-    since = (
-        f' <span class="since">since step {number(finding.first_step)}</span>' if finding.first_step is not None else ""
-    )
-    head = (
-        f'<span class="number">{number_}</span><span class="severity {finding.severity}">{finding.severity}</span>'
-        f'<span class="line"><strong>{escaped(finding.title)}</strong>{since}<span class="where">{where}</span></span>'
-    )
-    number_of = layers.get(finding.layer or "")
-    body = _words(finding, number_of, false_alarms.get(finding.code, "")) + _charts(finding, number_of)
-    opened = " open" if number_ <= _OPEN_FINDINGS else ""
-    return (
-        f'<details class="finding" id="finding-{number_}"{opened}><summary>{head}</summary>'
-        f'<div class="body">{body}</div></details>'
-    )
-
-
-def _words(finding: Finding, layer: int | None, false_alarm: str) -> str:
-    name = finding.tensor or finding.gemm
-    link = f'<a class="explore" href="#t/{layer}/{name}">Explore this tensor</a>' if layer is not None and name else ""
-    said = definitions([("What", prose(finding.summary)), ("What to do", prose(finding.remedy)), ("", link)])
-    why = definitions([("Why this limit", prose(finding.basis)), ("False alarm when", escaped(false_alarm))])
-    return f"<div>{said}</div><div>{why}</div>{_evidence(finding)}"
-
-
-def _evidence(finding: Finding) -> str:
-    told = [row for row in finding.evidence if "figure" in row] or finding.evidence
-    rows = [{k: v for k, v in row.items() if _plain(v)} for row in told[:12]]
-    keys = [k for k in dict.fromkeys(k for row in rows for k in row) if _tells(k, rows, finding)]
-    if not keys:
-        return ""
-    headings = [Heading(k, k.replace("_", " "), form=_form(k, rows)) for k in keys[:14]]
-    return f'<div class="wide">{table(headings, rows)}</div>'
-
-
-def _tells(key: str, rows: Sequence[Mapping[str, Any]], finding: Finding) -> bool:
-    """Whether a column says what the card does not say already."""
-    values = {row.get(key) for row in rows}
-    known = {None, getattr(finding, key, None)} if key in ("layer", "tensor", "gemm", "what_if") else {None}
-    return not values <= known
-
-
-def _plain(value: Any) -> bool:
-    return value is None or isinstance(value, (bool, int, float, str))
-
-
-def _form(key: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    return "number" if any(isinstance(row.get(key), (int, float)) for row in rows) else "text"
-
-
-def _charts(finding: Finding, layer: int | None) -> str:
-    if layer is None or not (finding.tensor or finding.gemm):
-        return ""
-    names = CHARTS_OF.get(finding.code, _OTHERWISE) if finding.tensor else (finding.gemm or "",)
-    at = moment(finding)
-    step = "" if at is None else f' data-step="{at}"'
-    place = f'data-layer="{layer}" data-tensor="{escaped(finding.tensor or "")}"{step}'
-    return "".join(_chart(name, CHART_TITLES.get(name, name), place) for name in names)
-
-
-def moment(finding: Finding) -> int | None:
-    """The step whose histogram shows a finding: the end of what lasted, the step of what passed at once."""
-    return finding.first_step if finding.last_step is None else finding.last_step
-
-
-def _chart(name: str, title: str, place: str) -> str:
-    label = escaped(title)
-    chart = f'<div class="chart" role="img" aria-label="{label}" data-chart="{escaped(name)}" {place}></div>'
-    return f'<figure class="box"><figcaption>{label}</figcaption>{chart}</figure>'
 
 
 def heat(any_layer: bool) -> str:
