@@ -69,13 +69,23 @@ def _before_the_end(findings: list[Finding]) -> list[Finding]:
 
 
 def _without_echoes(findings: list[Finding], interval: int) -> list[Finding]:
-    """Without tensors that died when a tensor was flushed: what a flushed tensor feeds is zero, and that is no news."""
-    onsets = [f.first_step or 0 for f in findings if f.severity == "act" and f.code in FLUSHING]
-    return [
-        f
-        for f in findings
-        if f.code != "dead_tensor" or not any(0 <= (f.first_step or 0) - onset <= interval for onset in onsets)
-    ]
+    """Without what another finding accounts for although it is about another tensor.
+
+    What a flushed tensor feeds is zero; a loss spike beside a finding to act on is that finding's.
+    """
+    acute = [f for f in findings if f.severity == "act"]
+    onsets = [f.first_step or 0 for f in acute if f.code in FLUSHING]
+    return [f for f in findings if not (_is_echo(f, onsets, interval) or _is_accounted_for(f, acute, interval))]
+
+
+def _is_echo(finding: Finding, onsets: list[int], interval: int) -> bool:
+    return finding.code == "dead_tensor" and any(0 <= (finding.first_step or 0) - onset <= interval for onset in onsets)
+
+
+def _is_accounted_for(finding: Finding, acute: list[Finding], interval: int) -> bool:
+    if finding.code != "not_fp8" or finding.first_step is None:
+        return False
+    return any(abs((f.first_step or 0) - finding.first_step) <= 2 * interval for f in acute)
 
 
 def gather(findings: list[Finding], order: Mapping[str, int]) -> list[Finding]:

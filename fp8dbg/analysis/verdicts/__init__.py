@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from fp8dbg.analysis.verdicts import (
+    accumulation,
     coverage,
     dead_tensor,
+    early_instability,
     frozen_scale,
     gain_error,
     non_finite,
+    not_fp8,
     nothing_recorded,
     outlier,
+    rank_disagreement,
     saturation,
     stale_scale,
     underflow,
@@ -27,6 +31,10 @@ VERDICTS = (
     saturation,
     underflow,
     gain_error,
+    accumulation,
+    rank_disagreement,
+    early_instability,
+    not_fp8,
     coverage,
 )
 """Every verdict, causes before what they cause."""

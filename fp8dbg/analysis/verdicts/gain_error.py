@@ -1,7 +1,7 @@
-"""Values that come back from FP8 too large or too small.
+"""Values that come back from FP8 too large or too small, or from another tensor than the one recorded.
 
-Sign: norm_ratio away from 1 while cosine stays near 1 and neither saturation nor underflow explains it; or a GEMM whose
-real output differs in norm from the one its operands give.
+Sign: norm_ratio away from 1 while cosine stays near 1 and neither saturation nor underflow explains it; or fprop and
+dgrad of a layer, which both read its weight, with error that the current weight does not explain while wgrad has none.
 Cause: a scale and its inverse that disagree (one of them from another step), a cached FP8 copy of a weight that was not
 refreshed after the update, a scale applied twice.
 Remedy: refresh or turn off the weight cache, and look at how the inverse scale travels; BF16 hides it.
@@ -14,26 +14,31 @@ from collections.abc import Iterator
 
 from fp8dbg.analysis.evidence import Evidence, Suspect
 from fp8dbg.analysis.finding import Finding
-from fp8dbg.analysis.verdicts.shared import FLUSHED, GAIN, finding_about, lasting, severity, when
-from fp8dbg.analysis.wording import factor
+from fp8dbg.analysis.verdicts.shared import (
+    FLUSHED,
+    GAIN,
+    finding_about,
+    lasting,
+    misread_weights,
+    severity,
+    unexplained,
+    when,
+)
+from fp8dbg.analysis.wording import factor, percent
 
 CODE = "gain_error"
-EXPLAINS = frozenset({"accumulation"})
+EXPLAINS: frozenset[str] = frozenset()
+TITLE = "Gain error"
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
-    """Findings for operands, then for GEMMs, whose norm FP8 changes."""
+    """Findings for operands whose norm FP8 changes, and for weights that the GEMMs read otherwise than they are."""
     tensors = [(r, GAIN.limit(r)) for r in evidence.operands if (r["worst_gain"] or 0) > GAIN.floor]
     for suspect in evidence.suspects("gain", tensors):
         if not _explained(suspect):
-            yield _finding(evidence, suspect, suspect.facts["tensor"])
-    gemms = [
-        (r, GAIN.limit(r))
-        for r in evidence.gemms
-        if (r["worst_gain"] or 0) > GAIN.floor and (r["worst_error_unexplained"] or 0) > GAIN.floor / 2
-    ]
-    for suspect in evidence.gemm_suspects("gain", gemms):
-        yield _finding(evidence, suspect, f"the {suspect.facts['gemm']} output")
+            yield _finding(evidence, suspect)
+    for suspect in misread_weights(unexplained(evidence)).values():
+        yield _misread(evidence, suspect)
 
 
 def _explained(suspect: Suspect) -> bool:
@@ -43,17 +48,33 @@ def _explained(suspect: Suspect) -> bool:
     return clips or (stretch["worst_underflow_ratio"] or 0) > FLUSHED.floor
 
 
-def _finding(evidence: Evidence, suspect: Suspect, what: str) -> Finding:
-    ratio = 2.0 ** suspect.stretch["worst"]
-    row = {"what_if": None, **suspect.facts}
+def _finding(evidence: Evidence, suspect: Suspect) -> Finding:
+    ratio, row = 2.0 ** suspect.stretch["worst"], suspect.facts
     return finding_about(
         suspect,
         code=CODE,
-        title="Gain error",
+        title=TITLE,
         severity=severity(evidence, row, "act" if lasting(suspect) else "watch"),
-        summary=f"The norm of {what} {'would be' if row['what_if'] else 'is'} off by {factor(ratio)} as FP8 sees it, "
-        f"{when(evidence, suspect)}, with nothing clipped or flushed.",
+        summary=f"The norm of {row['tensor']} {'would be' if row['what_if'] else 'is'} off by {factor(ratio)} as FP8 "
+        f"sees it, {when(evidence, suspect)}, with nothing clipped or flushed.",
         remedy="Compare scale and inverse scale, and refresh the cached FP8 weight after every update.",
         action="software",
         harm=min(1.0, ratio - 1.0) + 0.25,
+    )
+
+
+def _misread(evidence: Evidence, suspect: Suspect) -> Finding:
+    worst = suspect.stretch["worst"]
+    return finding_about(
+        suspect,
+        tensor="weight",
+        gemm=None,
+        code=CODE,
+        title="Weight is not the current one",
+        severity="act" if lasting(suspect) else "watch",
+        summary=f"fprop and dgrad read another weight than the layer's {when(evidence, suspect)}: {percent(worst)} of "
+        "their output is error that the weight does not explain, while wgrad, which does not read it, has none.",
+        remedy="Refresh the cached FP8 weight after every update, or turn the cache off; BF16 is not needed.",
+        action="software",
+        harm=min(1.0, worst) + 0.25,
     )

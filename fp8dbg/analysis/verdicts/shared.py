@@ -19,6 +19,9 @@ FLUSHED = Rule(
 )
 CLIPPED = Rule("saturated_ratio", 1e-3, 1e-2, "a scale that fits clips nothing, a delayed one now and then an element")
 GAIN = Rule("gain", 0.05, 0.2, "a healthy cast keeps the norm within 0.1 %")
+UNEXPLAINED = Rule(
+    "error_unexplained", 0.01, 0.05, "rounding the output to BF16 leaves 0.0017 to 0.003 of it unexplained"
+)
 
 BULK = 0.25
 """Share of a tensor's non-zero values whose loss is the loss of its bulk, not of a tail."""
@@ -61,6 +64,22 @@ def error_matters(row: Row, rel_l2: float | None) -> bool:
     """Whether an error is beyond the noise of the row's format."""
     floor = noise_floor(row)
     return rel_l2 is not None and floor is not None and rel_l2 > ERROR_FACTOR * floor
+
+
+def unexplained(evidence: Evidence) -> list[Suspect]:
+    """GEMMs whose real output differs from what their operands give."""
+    limits = [(row, UNEXPLAINED.limit(row)) for row in evidence.gemms]
+    return evidence.gemm_suspects(
+        "error_unexplained", [(r, limit) for r, limit in limits if (r["worst_error_unexplained"] or 0) > limit.value]
+    )
+
+
+def misread_weights(suspects: list[Suspect]) -> dict[str, Suspect]:
+    """Layers whose fprop and dgrad, the readers of the weight, are unexplained while wgrad is not; their fprop."""
+    by_layer: dict[str, dict[str, Suspect]] = {}
+    for suspect in suspects:
+        by_layer.setdefault(suspect.facts["layer"], {})[suspect.facts["gemm"]] = suspect
+    return {layer: gemms["fprop"] for layer, gemms in by_layer.items() if set(gemms) == {"fprop", "dgrad"}}
 
 
 def scale_too_small(suspect: Suspect) -> bool:

@@ -1,0 +1,59 @@
+"""Ranks that hold different scales for a tensor whose scale they should share.
+
+Sign: scales of one role agree across the ranks in nearly all layers, and in this one they do not.
+Cause: an amax that is not reduced over the group on one rank, a rank that resumed without its state, replicas that have
+drifted apart.
+Remedy: reduce amax over the whole group for this layer; compare the ranks' weights.
+False alarm when: ranks hold different shards of the tensor (tensor or expert parallelism) and their host does not
+reduce amax over them; then hardly any layer agrees and nothing is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fp8dbg.analysis.evidence import Evidence, Row
+from fp8dbg.analysis.finding import Finding
+from fp8dbg.analysis.wording import percent, times
+
+CODE = "rank_disagreement"
+EXPLAINS = frozenset({"saturation", "underflow"})
+
+SHARED = 0.7
+"""Share of a role's layers on whose scales the ranks must agree for the role to be one with shared scales."""
+
+APART = 0.1
+"""log2 of the largest over the smallest scale that counts as apart: 7 %, far beyond rounding."""
+
+
+def judge(evidence: Evidence) -> Iterator[Finding]:
+    """Findings for layers on whose scale the ranks disagree although they agree elsewhere."""
+    if len(evidence.run["ranks"] or []) < 2:
+        return
+    rows = evidence.ask("rank_scales")
+    for role in sorted({row["tensor"] for row in rows}):
+        group = [row for row in rows if row["tensor"] == role]
+        together = sum((row["worst"] or 0) <= APART for row in group) / len(group)
+        for row in group if together >= SHARED else ():
+            if (row["worst"] or 0) > APART:
+                yield _finding(evidence, row, together)
+
+
+def _finding(evidence: Evidence, row: Row, together: float) -> Finding:
+    return Finding(
+        code=CODE,
+        title="Ranks disagree on a scale",
+        severity="act" if row["steps_apart"] > 1 else "watch",
+        layer=row["layer"],
+        tensor=row["tensor"],
+        gemm=None,
+        first_step=row["first_step"],
+        last_step=row["last_step"],
+        summary=f"The ranks' scales of {row['tensor']} are up to {times(row['worst'])} apart on {row['steps_apart']} "
+        f"of {row['steps']} steps, first on step {row['first_step']}; rank {row['lone_rank']} is the odd one.",
+        basis=f"the ranks agree on {percent(together)} of the layers' scales of {row['tensor']}",
+        remedy="Reduce amax over the whole group for this layer, and compare the ranks' weights.",
+        action="software",
+        harm=0.6,
+        evidence=[row],
+    )
