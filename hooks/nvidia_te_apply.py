@@ -109,16 +109,18 @@ def _backward_in_bf16() -> AbstractContextManager[Any]:
     return _autocast(True, _with_override(running))
 
 
-@functools.lru_cache(maxsize=8)
-def _overridden(text: str, holder: Any) -> Any:
-    recipe = copy.copy(holder)
-    recipe.backward_override = "high_precision"
-    recipe.__dict__.pop("_cached_repr", None)
-    return recipe
+_OVERRIDDEN: dict[str, Any] = {}
 
 
 def _with_override(recipe: Any) -> Any:
-    return _overridden(str(recipe), recipe)
+    """The recipe with its backward in high precision; one object per recipe, since state is found by identity."""
+    text = str(recipe)
+    if text not in _OVERRIDDEN:
+        made = copy.copy(recipe)
+        made.backward_override = "high_precision"
+        made.__dict__.pop("_cached_repr", None)
+        _OVERRIDDEN[text] = made
+    return _OVERRIDDEN[text]
 
 
 _THEIRS = {

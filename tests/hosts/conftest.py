@@ -10,12 +10,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from tests.hosts import te_cpu
 from tests.hosts.te_cpu.quantizers import Cast
 
 OLDER_TE = "FP8DBG_TEST_TE"
 """Environment variable: a folder with another Transformer Engine, to be used instead of the installed one."""
+
+torch.set_num_threads(1)  # these layers are small: threads would only wait for each other
 
 if OLDER_TE in os.environ:
     sys.path.insert(0, os.environ[OLDER_TE])
