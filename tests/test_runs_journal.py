@@ -61,9 +61,10 @@ def test_a_whole_journal_reads_whole(tmp_path: Path) -> None:
 
 
 def test_every_cut_leaves_the_batches_before_it(example: tuple[bytes, list[int]], tmp_path: Path) -> None:
-    """At every length the file can be cut to."""
+    """Just before, at and after every batch's end, and at every fifth length between."""
     data, sizes = example
-    for length in range(len(data) + 1):
+    near = {size + by for size in sizes for by in (-8, -1, 0, 1, 4, 8)}
+    for length in sorted({*range(0, len(data) + 1, 5), *near} - set(range(len(data) + 1, len(data) + 9))):
         (tmp_path / "j").write_bytes(data[:length])
         contents = read_journal(tmp_path / "j")
         assert steps(contents) == list(range(sum(size <= length for size in sizes[1:]))), length

@@ -112,6 +112,7 @@ def run(connection: duckdb.DuckDBPyConnection, query: str, params: Parameters = 
             one is unknown.
     """
     try:
+        query.encode()
         refused = why_refused(connection, query)
         if refused:
             raise QueryError(_one_line(refused))
