@@ -73,13 +73,15 @@ def demo(
     from fp8dbg.demo.story import tell
     from fp8dbg.demo.training import Settings
 
+    output.say(f"Training for {steps} steps, recorded in {out}; some hundred steps a minute on two cores.")
     with output.progress(steps, "training the demo") as advance:
         held_out = tell(out, Settings(steps=steps), advance)
     with _open(out) as run:
-        _report(run, out / "report.html", as_json=as_json)
-    if not as_json:
-        typer.echo("\nLoss on held-out text with the weights of the fault's first step, by what is kept in BF16:")
-        output.print_table(["in_bf16", "loss"], held_out)
+        summary = _print_report(run, as_json=as_json)
+        if not as_json:
+            typer.echo("\nLoss on held-out text with the weights of the fault's first step, by what is kept in BF16:")
+            output.print_table(["in_bf16", "loss"], held_out)
+        _write_page(run, summary, out / "report.html")
 
 
 @app.command()
@@ -96,34 +98,42 @@ def report(
     if html and no_html:
         raise UsageError("--html and --no-html exclude each other.", "Give one of them.")
     with _open(run_folder) as run:
-        summary = _report(run, None if no_html else html or run_folder / "report.html", as_json=as_json)
+        summary = _print_report(run, as_json=as_json)
+        if not no_html:
+            _write_page(run, summary, html or run_folder / "report.html")
     if any(finding.code == "nothing_recorded" for finding in summary.findings):
         raise typer.Exit(NothingRecordedError.exit_code)
 
 
-def _report(run: Run, html: Path | None, *, as_json: bool) -> Summary:
-    """Print the summary and write the page; that the page cannot be written is said and spoils nothing else."""
+def _print_report(run: Run, *, as_json: bool) -> Summary:
     from fp8dbg.analysis.summary import summarise
     from fp8dbg.render import terminal
-    from fp8dbg.render.html import write_report
+    from fp8dbg.render.trends import trends
 
     summary = summarise(run)
     if as_json:
         typer.echo(output.json_text(summary.to_dict()))
     else:
-        terminal.report(summary, output.console())
-    if html is not None:
-        try:
-            output.say(f"The page is {write_report(run, summary, html)}")
-        except UsageError as error:
-            output.say(f"fp8dbg: {error}")
+        terminal.report(summary, output.console(), trends(run, summary.findings))
     return summary
+
+
+def _write_page(run: Run, summary: Summary, path: Path) -> None:
+    """Write the page and say where it is. A run folder that cannot be written spoils nothing else: it is only said."""
+    from fp8dbg.render.html import write_report
+
+    try:
+        output.say(f"The page is {write_report(run, summary, path)}")
+    except UsageError as error:
+        if path != run.path / "report.html":
+            raise
+        output.say(f"fp8dbg: {error}")
 
 
 @app.command()
 def query(
     run_folder: RunFolder,
-    sql: Annotated[str, typer.Argument(help='One SELECT, as "select step, loss from steps".')],
+    sql: Annotated[str, typer.Argument(metavar="SQL", help='One SELECT, as "select step, loss from steps".')],
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of row objects.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print comma-separated values.")] = False,
 ) -> None:
@@ -157,8 +167,12 @@ def tensors(
     if as_json:
         typer.echo(output.json_text({"recorded": recorded, "saved": saved}))
         return
-    for rows in filter(None, (recorded, saved)):
-        output.print_table(list(rows[0]), rows)
+    if recorded:
+        output.print_table(
+            ["layer", "tensor", "recipe", "first_step", "last_step", "sampled_steps", "amax_rows"], recorded
+        )
+    if saved:
+        output.print_table(list(saved[0]), saved)
 
 
 @app.command()
