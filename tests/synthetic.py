@@ -38,11 +38,7 @@ def write_run(path: Path, *, close: bool = True, plant: Iterable[Plant] = (), **
     for rank in range(model.ranks):
         writer = RunWriter(path, rank=rank, fingerprint=fingerprint(model))
         for name, table in tables.items():
-            for row in table.filter(pc.equal(table["rank"], rank)).to_pylist():
-                if name == "events":
-                    writer.event(row["step"], row["kind"], row["layer"], row["detail"])
-                else:
-                    writer.append(name, [row])
+            writer.append(name, table.filter(pc.equal(table["rank"], rank)).to_pylist())
         writer.flush()
         if close:
             writer.close()

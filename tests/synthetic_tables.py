@@ -288,7 +288,7 @@ def _gemms(model: Model, tensors: Columns) -> Columns:
     both = np.sqrt(first**2 + second**2)
     random = np.random.default_rng(model.seed + 2)
     names = np.array(model.layers, object)[layer]
-    widths = np.array([LINEARS[name.split(".", 2)[2]] for name in names], float)
+    widths = np.array([LINEARS[name.split(".", 2)[2]] for name in names], float).reshape(-1, 2)
     fprop = gemm == "fprop"
     size = len(step)
     rows: Columns = {

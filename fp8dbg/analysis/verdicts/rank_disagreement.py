@@ -22,8 +22,8 @@ EXPLAINS = frozenset({"saturation", "underflow"})
 SHARED = 0.7
 """Share of a role's layers on whose scales the ranks must agree for the role to be one with shared scales."""
 
-APART = 0.1
-"""log2 of the largest over the smallest scale that counts as apart: 7 %, far beyond rounding."""
+APART = 1e-3
+"""log2 of the largest over the smallest scale that counts as apart: a shared scale is the same to the last bit."""
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:

@@ -15,10 +15,14 @@ from fp8dbg.analysis.wording import period
 from fp8dbg.runs.schema import GEMMS
 
 FLUSHED = Rule(
-    "underflow_ratio", 0.02, 0.2, "E4M3 spans 18 binades and flushes about 1e-5 of Gaussian data, 1e-3 with outliers"
+    "underflow_ratio", 0.02, 0.2, "E4M3 spans 18 binades and flushes about 1e-5 of Gaussian data, 5e-3 of trained ones"
+)
+FLUSHED_WIDE = Rule("underflow_ratio", 0.05, 0.2, "E5M2 spans 32 binades and flushes at most 2 % of healthy gradients")
+FLUSHED_NARROW = Rule(
+    "underflow_ratio", 0.4, 0.4, "healthy gradients spread so far that a format of few binades flushes up to a third"
 )
 CLIPPED = Rule("saturated_ratio", 1e-3, 1e-2, "a scale that fits clips nothing, a delayed one now and then an element")
-GAIN = Rule("gain", 0.05, 0.2, "a healthy cast keeps the norm within 0.1 %")
+GAIN = Rule("gain", 0.2, 0.5, "rounding moves a norm by 12 % at most, and only where a single value makes it up")
 UNEXPLAINED = Rule(
     "error_unexplained", 0.01, 0.05, "rounding the output to BF16 leaves 0.0017 to 0.003 of it unexplained"
 )
@@ -36,6 +40,12 @@ EXCESS = 0.5
 ERROR_FACTOR = 2.0
 """Clipping matters where rel_l2 is above this multiple of the format's floor."""
 
+CLIPPED_GRADIENT, CLIPPED_NORM = 0.05, 0.5
+"""Share of a gradient's values, and rel_l2 of an activation or weight, beyond which clipping once is too much."""
+
+NARROW = ("e4m3", "e4m3fnuz", "e2m1", "int8")
+"""Formats with fewer binades than gradients need."""
+
 GROWTH = 10.0
 """How many times amax must grow from one step to the next to date an outlier."""
 
@@ -44,20 +54,41 @@ DATED = 20
 
 
 def flushed(evidence: Evidence) -> list[Suspect]:
-    """Operands that lose more values to zero than their format and their own history account for."""
-    limits = [(row, FLUSHED.limit(row)) for row in evidence.operands]
-    return evidence.suspects(
+    """Operands that lose more values to zero than their format and their own history account for.
+
+    A gradient must do so for a while: its values' spread changes from batch to batch.
+    """
+    limits = [(row, _flushed_rule(row).limit(row)) for row in evidence.operands]
+    found = evidence.suspects(
         "underflow_ratio", [(r, limit) for r, limit in limits if (r["worst_underflow_ratio"] or 0) > limit.value]
     )
+    return [s for s in found if s.facts["tensor"] != "grad_output" or persistent(s)]
+
+
+def _flushed_rule(row: Row) -> Rule:
+    if row["tensor"] != "grad_output":
+        return FLUSHED
+    return FLUSHED_NARROW if row["format"] in NARROW else FLUSHED_WIDE
 
 
 def clipped(evidence: Evidence) -> list[Suspect]:
-    """Operands that clip so much that their error leaves the format's noise."""
+    """Operands that clip so much that their error leaves the format's noise.
+
+    The bulk of the tensor, or most of its norm, or again and again: a few values that clip once are delayed scaling at
+    work. A gradient's norm may be a few values', so it takes its bulk.
+    """
     limits = [(row, CLIPPED.limit(row)) for row in evidence.operands if error_matters(row, row["worst_rel_l2"])]
     found = evidence.suspects(
         "saturated_ratio", [(r, limit) for r, limit in limits if (r["worst_saturated_ratio"] or 0) > limit.value]
     )
-    return [s for s in found if error_matters(s.facts, s.stretch["worst_rel_l2"])]
+    return [s for s in found if error_matters(s.facts, s.stretch["worst_rel_l2"]) and (_much(s) or persistent(s))]
+
+
+def _much(suspect: Suspect) -> bool:
+    ratio, error = suspect.stretch["worst"], suspect.stretch["worst_rel_l2"]
+    if suspect.facts["tensor"] == "grad_output":
+        return bool(ratio > CLIPPED_GRADIENT)
+    return bool(ratio > CLIPPED.cap or error > CLIPPED_NORM)
 
 
 def error_matters(row: Row, rel_l2: float | None) -> bool:
@@ -110,6 +141,11 @@ def harm_of(evidence: Evidence, suspect: Suspect, lost: float) -> float:
 def severity(evidence: Evidence, row: Row, wanted: str) -> str:
     """``wanted``; "info" for a recipe that is not in force in a run where another one is: nothing is being harmed."""
     return "info" if row["what_if"] and evidence.in_force else wanted
+
+
+def persistent(suspect: Suspect) -> bool:
+    """Whether it was so on most of at least three sampled steps since its onset."""
+    return suspect.steps >= 3 and suspect.share >= 0.5
 
 
 def lasting(suspect: Suspect) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from fp8dbg.analysis.evidence import Evidence, Suspect
 from fp8dbg.analysis.finding import Finding
 from fp8dbg.analysis.verdicts.shared import (
-    BULK,
+    NARROW,
     finding_about,
     flushed,
     harm_of,
@@ -31,7 +31,9 @@ from fp8dbg.analysis.wording import percent
 CODE = "wrong_format"
 EXPLAINS = frozenset({"underflow", "outlier"})
 
-NARROW = ("e4m3", "e4m3fnuz", "e2m1", "int8")
+
+HALF = 0.5
+"""Share of a gradient whose loss harms; healthy ones lose up to a third in E4M3 while they settle."""
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
@@ -54,7 +56,7 @@ def _finding(evidence: Evidence, suspect: Suspect) -> Finding:
         suspect,
         code=CODE,
         title="Format too narrow for gradients",
-        severity=severity(evidence, row, "act" if ratio >= BULK and lasting(suspect) else "watch"),
+        severity=severity(evidence, row, "act" if ratio >= HALF and lasting(suspect) else "watch"),
         summary=f"{percent(ratio)} of {row['tensor']} {verb} flushed to zero in {row['format'].upper()}{under(row)} "
         f"{when(evidence, suspect)}; its values spread further than the format reaches.",
         remedy="Use E5M2 for gradients (HYBRID), or scale them by block.",

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fp8dbg.analysis.plan import Plan, PlanEntry, plan_for
+from fp8dbg.errors import UsageError
+from tests.test_analysis_finding import finding
+
+ENTRIES = st.builds(
+    PlanEntry,
+    layer=st.text(min_size=1),
+    gemms=st.lists(st.sampled_from(["fprop", "dgrad", "wgrad"]), unique=True, min_size=1).map(tuple),
+    recipe=st.sampled_from(["bf16", "block", "delayed:history=16"]),
+    reason=st.text(),
+)
+
+
+@given(st.lists(ENTRIES))
+def test_plan_survives_json(entries: list[PlanEntry]) -> None:
+    """Any layer name and any order comes back as it was."""
+    plan = Plan(tuple(entries))
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_gemms_of_one_layer_are_joined_in_their_order() -> None:
+    """A weight and an input that are both at fault ask for all three GEMMs."""
+    found = [
+        finding(layer="up", tensor="weight", gemms=("fprop", "dgrad"), summary="one."),
+        finding(layer="up", tensor="input", gemms=("fprop", "wgrad"), summary="two."),
+    ]
+    assert plan_for(found).entries == (PlanEntry("up", ("fprop", "dgrad", "wgrad"), "bf16", "one. two."),)
+
+
+def test_plan_is_silent_where_bf16_is_not_the_remedy() -> None:
+    """A scale to repair, or a finding to watch, keeps no layer in BF16."""
+    found = [finding(action="scale"), finding(severity="watch", gemms=("fprop",))]
+    assert not plan_for(found)
+
+
+def test_plan_keeps_what_made_the_run_healthy() -> None:
+    """A layer that is in BF16 because of a plan stays in the plan for as long as FP8 would hurt it."""
+    would = finding(layer="up", severity="info", what_if="delayed", gemms=("fprop", "dgrad"))
+    assert [e.layer for e in plan_for([would], {"up": ["fprop", "dgrad"]}).entries] == ["up"]
+    assert not plan_for([would], {"down": ["fprop"]})
+
+
+def test_plan_as_fallback_is_what_simulate_takes() -> None:
+    """layer -> GEMM -> recipe."""
+    plan = Plan((PlanEntry("up", ("fprop", "dgrad"), "block"),))
+    assert plan.as_fallback() == {"up": {"fprop": "block", "dgrad": "block"}}
+    assert plan
+    assert not Plan()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{",
+        '{"entries": 3}',
+        '{"entries": [3]}',
+        '{"entries": [{"layer": 3}]}',
+        '{"entries": [{"layer": "a", "gemms": ["fprop", "bprop"]}]}',
+        '{"entries": [{"layer": "a", "gemms": "fprop"}]}',
+        '{"version": 99, "entries": []}',
+        "[" * 100_000,
+    ],
+)
+def test_what_is_no_plan_is_refused_in_a_sentence(text: str) -> None:
+    """A file of something else, a later version, a GEMM that does not exist."""
+    with pytest.raises(UsageError) as error:
+        Plan.from_json(text)
+    assert len(str(error.value)) < 500

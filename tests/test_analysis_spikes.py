@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fp8dbg.analysis.run import open_run
+from fp8dbg.analysis.spikes import SCORE, Spike, find_spikes, robust_scores
+from tests.synthetic import Plant, amax_jump, write_run
+
+
+def spikes_of(tmp_path: Path, *plants: Plant, **options: int) -> list[Spike]:
+    return find_spikes(open_run(write_run(tmp_path / "run", plant=plants, **options)).evidence)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_noise_on_a_falling_loss_is_no_spike(seed: int) -> None:
+    """Gaussian and heavier-tailed (Student, 12 degrees) noise on an exponential fall, 3,000 steps each."""
+    random = np.random.default_rng(seed)
+    fall = 1.7 + 3 * np.exp(-np.arange(3000) / 200)
+    for noise in (random.normal(0, 0.03, 3000), random.standard_t(12, 3000) * 0.02):
+        assert np.nanmax(robust_scores(fall + noise)) < SCORE
+
+
+def test_a_loss_without_noise_has_no_spike() -> None:
+    """Where the spread is 0, a rise of a hair's width must not score without bound."""
+    loss = np.full(200, 2.0)
+    loss[150] = 2.001
+    assert np.nanmax(robust_scores(loss)) == 0
+
+
+def test_spike_is_dated_and_scored(tmp_path: Path) -> None:
+    """One step 2.5 times its neighbours: that step, its loss, far beyond the threshold."""
+    (spike,) = spikes_of(tmp_path, {"table": "steps", "from_step": 150, "to_step": 150, "loss_times": 2.5})
+    assert (spike.step, spike.last_step) == (150, 150)
+    assert spike.loss == pytest.approx(2.5 * 1.9, rel=0.1)
+    assert spike.score is not None
+    assert spike.score > 50
+
+
+def test_spike_of_several_steps_is_one(tmp_path: Path) -> None:
+    """Its first step dates it, its last step ends it."""
+    (spike,) = spikes_of(tmp_path, {"table": "steps", "from_step": 120, "to_step": 124, "loss_times": 2.0})
+    assert (spike.step, spike.last_step) == (120, 124)
+
+
+def test_loss_that_ceases_to_be_finite_is_a_spike_without_a_score(tmp_path: Path) -> None:
+    """NULL from step 121 on is one spike that lasts."""
+    (spike,) = spikes_of(tmp_path, {"table": "steps", "from_step": 121, "loss": None})
+    assert (spike.step, spike.last_step, spike.loss, spike.score) == (121, 199, None, None)
+
+
+def test_loss_that_was_never_logged_has_no_spike(tmp_path: Path) -> None:
+    """No loss is not a NaN loss."""
+    assert spikes_of(tmp_path, {"table": "steps", "loss": None}) == []
+
+
+def test_loss_logged_from_some_step_on_has_no_spike_before(tmp_path: Path) -> None:
+    """Steps before the first loss are unknown, not lost."""
+    assert spikes_of(tmp_path, {"table": "steps", "to_step": 30, "loss": None}) == []
+
+
+def test_first_movers_come_first_with_their_lead(tmp_path: Path) -> None:
+    """The layer whose amax jumped five steps before the loss leads, with what it did to the cast when sampled."""
+    early = amax_jump(145, layer="layers.1.down", until=149)
+    late = amax_jump(150, layer="layers.3.up")
+    loss: Plant = {"table": "steps", "from_step": 150, "to_step": 150, "loss_times": 3.0}
+    (spike,) = spikes_of(tmp_path, loss, *early, *late)
+    first = spike.first_movers[0]
+    assert (first["layer"], first["tensor"], first["figure"]) == ("layers.1.down", "input", "amax")
+    assert (first["first_step"], first["steps_before"]) == (145, 5)
+    assert first["value"] == pytest.approx(30 * first["usual"], rel=0.2)
+    assert {m["layer"] for m in spike.first_movers} == {"layers.1.down", "layers.3.up"}
+
+
+def test_a_data_spike_moves_nothing_first(tmp_path: Path) -> None:
+    """A loss spike alone leaves the list empty."""
+    (spike,) = spikes_of(tmp_path, {"table": "steps", "from_step": 150, "to_step": 150, "loss_times": 3.0})
+    assert spike.first_movers == []

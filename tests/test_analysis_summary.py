@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fp8dbg.analysis.run import open_run
+from fp8dbg.analysis.summary import Summary, summarise
+from tests.synthetic import amax_jump, dead_layer, non_finite, swiglu_outlier, write_run
+
+
+def summary_of(path: Path, **options: Any) -> Summary:
+    return summarise(open_run(write_run(path / "run", **options)))
+
+
+def test_healthy_run_is_called_healthy(tmp_path: Path) -> None:
+    """No finding, an empty plan, and a headline that says what was looked at."""
+    summary = summary_of(tmp_path)
+    assert summary.healthy
+    assert not summary.plan
+    assert summary.headline == "Healthy: nothing found in 20 layers over 20 sampled steps."
+
+
+def test_planted_layers_come_first_with_their_onset_and_then_the_jump(tmp_path: Path) -> None:
+    """The demo's two faults: both planted layers first, dated; the jump after them, dated."""
+    summary = summary_of(tmp_path, plant=swiglu_outlier(2, 103) + amax_jump(157))
+    first, second, third = summary.findings
+    assert {first.layer, second.layer} == {"layers.2.up", "layers.2.down"}
+    assert (first.first_step, second.first_step) == (103, 103)
+    assert (third.code, third.first_step) == ("saturation", 157)
+    assert {e.layer for e in summary.plan.entries} == {"layers.2.up", "layers.2.down"}
+    assert summary.headline == (
+        "layers.2.down: 97 % of input is flushed to zero since step 103: its largest value is 7,000,000 times the "
+        "median; keep layers.2.down and layers.2.up in BF16."
+    )
+
+
+def test_run_facts(tmp_path: Path) -> None:
+    """What was run, as recorded."""
+    run = summary_of(tmp_path, steps=120, every=10, ranks=2).run
+    assert (run.state, run.first_step, run.last_step, run.steps) == ("finished", 0, 119, 120)
+    assert (run.sampled_steps, run.ranks, run.layers) == (12, [0, 1], 20)
+    assert (run.hosts, run.recipes, run.what_if, run.formats) == (["simulated"], ["delayed"], [], ["e4m3", "e5m2"])
+    assert run.overhead_share == pytest.approx(0.01)
+    assert run.fingerprint["schema_version"] == 1
+
+
+@pytest.mark.parametrize("plant", [(), swiglu_outlier(), non_finite(), dead_layer(), amax_jump(155)])
+def test_summary_is_plain_json(plant: list[dict[str, Any]], tmp_path: Path) -> None:
+    """--json prints it: no NaN, no type that JSON lacks, and the same keys whatever was found."""
+    data = json.loads(json.dumps(summary_of(tmp_path, plant=plant).to_dict(), allow_nan=False))
+    assert list(data) == ["run", "coverage", "headline", "healthy", "findings", "spikes", "worst", "plan"]
+
+
+def test_worst_tensors_are_ordered_by_what_they_lost(tmp_path: Path) -> None:
+    """The planted tensors lead, with how far they are above their format's floor."""
+    worst = summary_of(tmp_path, plant=swiglu_outlier()).worst
+    assert {(r["layer"], r["tensor"]) for r in worst[:2]} == {("layers.2.up", "weight"), ("layers.2.down", "input")}
+    assert worst[0]["excess"] > 0.9
+    assert worst[2]["excess"] < 0.1
+
+
+def test_nothing_recorded_is_said(tmp_path: Path) -> None:
+    """A run of steps without figures is neither healthy nor an error."""
+    nothing = [{"layer": "*", "tensor": "*", "drop": True}, {"layer": "*", "gemm": "*", "drop": True}]
+    summary = summary_of(tmp_path, plant=nothing)
+    assert not summary.healthy
+    assert summary.headline.startswith("No figures were recorded: of 200 steps none was sampled.")
+    assert summary.run.sampled_steps == 0
+
+
+def test_run_without_a_row_is_summarised(tmp_path: Path) -> None:
+    """An attach that never saw a step: every part of the summary exists."""
+    summary = summary_of(tmp_path, steps=0)
+    assert [f.code for f in summary.findings] == ["nothing_recorded"]
+    assert (summary.run.steps, summary.run.first_loss, summary.spikes, summary.worst) == (0, None, [], [])
+
+
+def test_notes_say_what_the_figures_cannot(tmp_path: Path) -> None:
+    """A BF16 run, without losses or GEMMs: three notes, and still healthy."""
+    summary = summary_of(
+        tmp_path, what_if=True, plant=[{"table": "steps", "loss": None}, {"layer": "*", "gemm": "*", "drop": True}]
+    )
+    assert summary.healthy
+    assert [note.split(":")[0] for note in summary.coverage.notes] == [
+        "No layer computes in FP8",
+        "No loss was recorded",
+        "No GEMM was measured",
+    ]
+
+
+def test_a_killed_run_is_summarised_as_far_as_it_got(tmp_path: Path) -> None:
+    """What the journals hold counts; the state says that it was not closed."""
+    summary = summary_of(tmp_path, close=False, plant=swiglu_outlier())
+    assert summary.run.state in ("alive", "killed")
+    assert [f.code for f in summary.findings] == ["outlier", "outlier"]
