@@ -8,6 +8,8 @@ import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from decimal import Decimal
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fp8dbg.errors import QueryError
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 
 SHOWN = 200
 """Rows a table shows; all are there as JSON and CSV."""
+
+_AT_ONCE = 10_000
+"""Rows of a result in memory."""
 
 
 class Advance(Protocol):
@@ -57,13 +62,14 @@ def rows_of(relation: duckdb.DuckDBPyRelation) -> tuple[list[str], Iterator[dict
 
 def _read(relation: duckdb.DuckDBPyRelation) -> Iterator[dict[str, Any]]:
     import duckdb
+    import pyarrow as pa
 
     try:
-        while rows := relation.fetchmany(10_000):
-            for row in rows:
-                yield dict(zip(relation.columns, row, strict=True))
-    except duckdb.Error as error:
-        raise QueryError(" ".join(str(error).split())[:500]) from error
+        for rows in relation.to_arrow_reader(_AT_ONCE):
+            yield from rows.to_pylist()
+    except (duckdb.Error, pa.ArrowException) as error:
+        what = str(error).split("\n\nLINE")[0]  # what follows is an excerpt of the query
+        raise QueryError(" ".join(what.split())[:500]) from error
 
 
 def print_json_rows(rows: Iterable[Mapping[str, Any]]) -> None:
@@ -85,22 +91,36 @@ def print_csv(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
-    """The first ``SHOWN`` rows as a table, and a sentence on stderr if there are more, or none."""
-    from rich.table import Table
-    from rich.text import Text
+    """The first ``SHOWN`` rows as a table, and a sentence on stderr if there are more, or none.
 
-    table = Table(*(Text(_cell(c)) for c in columns), box=None, pad_edge=False, header_style="bold")
-    shown = 0
-    for row in rows:
-        if shown == SHOWN:
-            say(f"These are the first {SHOWN} rows; --csv and --json give all.")
-            break
-        table.add_row(*(Text(_cell(row[c]), "" if isinstance(row[c], str) else "cyan") for c in columns))
-        shown += 1
+    A column is as wide as what is in it: a table wider than the screen is for ``less -S``.
+    """
+    shown = list(islice(rows, SHOWN + 1))
     if shown:
-        console().print(table)
-    else:
-        say("No rows.")
+        lines = _aligned([_column(name, [row[name] for row in shown[:SHOWN]]) for name in columns])
+        print("\n".join(line.rstrip() for line in lines))
+    if len(shown) > SHOWN or not shown:
+        say(f"These are the first {SHOWN} rows; --csv and --json give all." if shown else "No rows.")
+
+
+def _column(name: str, values: Sequence[Any]) -> list[str]:
+    """The cells of a column, its name first, all of one width; numbers end where their neighbours end."""
+    from rich.cells import cell_len
+
+    cells = [_cell(value) for value in (name, *values)]
+    width = max(map(cell_len, cells))
+    words = any(isinstance(value, str) for value in values)
+    return [cell + _blank(cell, width) if words else _blank(cell, width) + cell for cell in cells]
+
+
+def _blank(cell: str, width: int) -> str:
+    from rich.cells import cell_len
+
+    return " " * (width - cell_len(cell))
+
+
+def _aligned(columns: Sequence[Sequence[str]]) -> Iterator[str]:
+    return map("  ".join, zip(*columns, strict=True))
 
 
 @contextmanager
@@ -120,6 +140,7 @@ def progress(total: int, title: str) -> Iterator[Advance]:
 def _cell(value: Any) -> str:
     from fp8dbg.render.names import shorten
 
+    value = _plain(value)
     if value is None:
         return "-"
     if isinstance(value, float):
@@ -128,9 +149,11 @@ def _cell(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """The value without floats that JSON cannot hold."""
+    """The value without numbers that JSON cannot hold; a sum of integers comes as a decimal."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -41,14 +41,13 @@ def plant_outliers(mlp: SwiGLU, optimizer: torch.optim.Optimizer, neurons: Seque
 
 
 @contextmanager
-def amplified(module: nn.Module, factor: float) -> Iterator[None]:
-    """While it lasts, the module's output is ``factor`` times larger, as after one bad batch of data."""
+def amplified(modules: Iterable[nn.Module], factor: float) -> Iterator[None]:
+    """While it lasts, what the modules put out is ``factor`` times larger, as with one bad batch of data."""
 
     def amplify(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
         return output * factor
 
-    handle = module.register_forward_hook(amplify)
-    try:
+    with ExitStack() as handles:
+        for module in modules:
+            handles.callback(module.register_forward_hook(amplify).remove)
         yield
-    finally:
-        handle.remove()

@@ -33,8 +33,7 @@ class Settings:
         seed: of the weights and the batches.
         planted_layer: the layer that gets the outliers; neither the first nor the last.
         neurons: which of its neurons.
-        jump_layer: the layer whose input jumps for one batch.
-        jump: by what factor.
+        jump: by what factor the inputs of all layers jump for one batch.
     """
 
     steps: int = 500
@@ -45,8 +44,7 @@ class Settings:
     seed: int = 0
     planted_layer: int = 1
     neurons: tuple[int, ...] = (5, 77)
-    jump_layer: int = 2
-    jump: float = 30.0
+    jump: float = 16.0
 
     @property
     def planted_at(self) -> int:
@@ -82,10 +80,10 @@ def train(out: Path, settings: Settings, tell: Callable[[int, float], None]) -> 
             if step == settings.planted_at:
                 plant_outliers(_layer(model, settings.planted_layer).mlp, optimizer, settings.neurons)
                 planted = {name: p.detach().clone() for name, p in model.named_parameters()}
-            jumping = amplified(_layer(model, settings.jump_layer).mlp_norm, settings.jump)
-            with jumping if step == settings.jump_at else nullcontext():
+            norms = [module for module in model.modules() if isinstance(module, nn.RMSNorm)]
+            with amplified(norms, settings.jump) if step == settings.jump_at else nullcontext():
                 loss = loss_of(model, *batch(text, settings.rows, settings.length, batches))
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
             norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             run.log(loss=loss.item(), grad_norm=norm.item())
             optimizer.step()

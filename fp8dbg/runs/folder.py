@@ -15,6 +15,7 @@ from fp8dbg.runs.writer import RunWriter
 
 if TYPE_CHECKING:
     import duckdb
+    from typing_extensions import Self
 
 T = TypeVar("T")
 
@@ -88,7 +89,7 @@ class Folder:
         """Close the connection; relations made from it end with it."""
         self.connection.close()
 
-    def __enter__(self) -> Folder:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,0 +1,370 @@
+"""The command line: what it prints, where, and the exit codes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from fp8dbg import __version__, cli
+from fp8dbg.errors import RunFolderError
+from fp8dbg.runs.folder import RunWriter
+from tests.synthetic import outlier, write_run
+
+HOSTILE = 'a/../b"; DROP TABLE tensors; --\n\x1b[31m<script>alert(1)</script>🙂[bold]'
+
+
+class Result(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def fp8dbg(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """Runs the command line in this process, as the installed script does."""
+    pipe = signal.getsignal(signal.SIGPIPE)
+
+    def run(*arguments: object) -> Result:
+        monkeypatch.setattr(sys, "argv", ["fp8dbg", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        captured = capsys.readouterr()
+        return Result(int(stopped.value.code or 0), captured.out, captured.err)
+
+    yield run
+    signal.signal(signal.SIGPIPE, pipe)
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose layers.2.up was drowned by an outlier from step 100 on."""
+    return write_run(tmp_path_factory.mktemp("runs") / "faulty", plant=outlier())
+
+
+def started(*arguments: str, **options: object) -> subprocess.Popen[str]:
+    """The command line as a process of its own."""
+    command = [sys.executable, "-m", "fp8dbg", *arguments]
+    return subprocess.Popen(  # type: ignore[call-overload,no-any-return]  # options are Popen's own
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    )
+
+
+# Help and usage.
+
+
+def test_help_names_every_verb_and_the_exit_codes(fp8dbg: Run) -> None:
+    """--help is the whole map."""
+    result = fp8dbg("--help")
+    assert result.code == 0
+    for word in ("demo", "report", "query", "tensors", "doctor", "Exit codes", "nothing recorded"):
+        assert word in result.out
+
+
+@pytest.mark.parametrize("verb", ["demo", "report", "query", "tensors", "doctor"])
+def test_every_verb_has_help_and_json(fp8dbg: Run, verb: str) -> None:
+    """The same two options everywhere."""
+    result = fp8dbg(verb, "--help")
+    assert result.code == 0
+    assert "--json" in result.out
+
+
+def test_version(fp8dbg: Run) -> None:
+    """One line, the name first."""
+    assert fp8dbg("--version") == (0, f"fp8dbg {__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("nonsense",),
+        ("report",),
+        ("query", "somewhere"),
+        ("report", "somewhere", "--no-such"),
+        ("doctor", "--every", "x"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2(fp8dbg: Run, arguments: tuple[str, ...]) -> None:
+    """An unknown verb or option, or a missing argument, is told on stderr and nothing is printed."""
+    result = fp8dbg(*arguments)
+    assert (result.code, result.out) == (2, "")
+    assert result.err.startswith("Usage: fp8dbg")
+
+
+def test_options_that_exclude_each_other(fp8dbg: Run, faulty: Path) -> None:
+    """Two output forms at once are a mistake, not a choice for us to make."""
+    assert fp8dbg("query", faulty, "select 1", "--json", "--csv").code == 2
+    assert fp8dbg("report", faulty, "--html", "x.html", "--no-html").code == 2
+
+
+# Errors.
+
+
+@pytest.mark.parametrize("verb", [("report",), ("tensors",), ("query", "select 1")])
+def test_a_folder_that_is_none_is_one_sentence(fp8dbg: Run, tmp_path: Path, verb: tuple[str, ...]) -> None:
+    """Missing, empty, a file, something else: exit code 2, nothing on stdout, no traceback."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("x")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "photo.jpg").write_bytes(b"\xff\xd8")
+    for name in ("missing", "empty", "file", "other"):
+        result = fp8dbg(verb[0], tmp_path / name, *verb[1:])
+        assert (result.code, result.out) == (2, "")
+        assert result.err.startswith("fp8dbg: ")
+        assert name in result.err
+        assert result.err.count("\n") == 1
+
+
+def test_a_newer_schema_is_refused(fp8dbg: Run, tmp_path: Path) -> None:
+    """A folder of a later fp8dbg says so."""
+    (tmp_path / "run.json").write_text(json.dumps({"schema_version": 99}))
+    result = fp8dbg("report", tmp_path)
+    assert result.code == 2
+    assert "schema 99" in result.err
+
+
+def test_nothing_recorded_is_exit_code_3(fp8dbg: Run, tmp_path: Path) -> None:
+    """A run folder without rows opens, but there is nothing to say about it."""
+    RunWriter(tmp_path / "run").close()
+    report = fp8dbg("report", tmp_path / "run", "--no-html")
+    assert report.code == 3
+    assert "recorded" in report.out
+    tensors = fp8dbg("tensors", tmp_path / "run")
+    assert (tensors.code, tensors.out) == (3, "")
+    assert "fp8dbg.attach" in tensors.err
+
+
+def test_an_unknown_layer_lists_the_layers(fp8dbg: Run, faulty: Path) -> None:
+    """A glob that matches nothing names what there is."""
+    result = fp8dbg("tensors", faulty, "--layer", "decoder.*")
+    assert (result.code, result.out) == (2, "")
+    assert "layers.2.up" in result.err
+
+
+@pytest.mark.parametrize(
+    ("sql", "words"),
+    [
+        ("select layer from tensor", "tensors"),
+        ("select nonsense from steps", "grad_norm"),
+        ("selec", "fp8dbg: "),
+        ("drop table tensors", "SELECT"),
+        ("select * from read_csv('/etc/passwd')", "fp8dbg: "),
+        ("copy steps to 'x.csv'", "SELECT"),
+        ("select cast(layer as int) from tensors", "layers.0"),
+        ("select 1; select 2", "fp8dbg: "),
+        ("", "fp8dbg: "),
+    ],
+)
+def test_bad_sql_is_one_sentence(fp8dbg: Run, faulty: Path, sql: str, words: str) -> None:
+    """Unknown names list the valid ones; what writes, or reads other files, is refused."""
+    result = fp8dbg("query", faulty, sql)
+    assert (result.code, result.out) == (2, "")
+    assert words in result.err
+    assert "Traceback" not in result.err
+
+
+def test_debug_gives_the_traceback(fp8dbg: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """FP8DBG_DEBUG=1 is for finding out where an error comes from."""
+    monkeypatch.setenv("FP8DBG_DEBUG", "1")
+    with pytest.raises(RunFolderError, match="There is no folder"):
+        fp8dbg("report", tmp_path / "missing")
+
+
+# report
+
+
+def test_report_names_the_layer_and_writes_the_page(fp8dbg: Run, faulty: Path) -> None:
+    """The terminal names the faulty layer; the page is in the run folder, and where it is goes to stderr."""
+    result = fp8dbg("report", faulty)
+    assert result.code == 0
+    assert result.out.startswith("layers.2.up")
+    assert result.err == f"The page is {faulty / 'report.html'}\n"
+    assert "layers.2.up" in (faulty / "report.html").read_text(encoding="utf-8")
+
+
+def test_report_json_is_the_summary_and_nothing_else(fp8dbg: Run, faulty: Path) -> None:
+    """stdout is one JSON document."""
+    result = fp8dbg("report", faulty, "--json", "--no-html")
+    summary = json.loads(result.out)
+    assert result.err == ""
+    assert summary["findings"][0]["layer"] == "layers.2.up"
+    assert summary["findings"][0]["first_step"] == 100
+    assert summary["healthy"] is False
+
+
+def test_report_html_goes_where_it_is_told(fp8dbg: Run, faulty: Path, tmp_path: Path) -> None:
+    """--html names the file."""
+    page = tmp_path / "page.html"
+    assert fp8dbg("report", faulty, "--html", page).err == f"The page is {page}\n"
+    assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+def test_a_run_folder_that_cannot_be_written_still_reports(fp8dbg: Run, tmp_path: Path) -> None:
+    """The page is lost, the report is not; a page asked for by name is an error."""
+    run = write_run(tmp_path / "run", plant=outlier())
+    (run / "report.html").mkdir()
+    result = fp8dbg("report", run)
+    assert result.code == 0
+    assert result.out.startswith("layers.2.up")
+    assert "Cannot write" in result.err
+    assert fp8dbg("report", run, "--html", tmp_path).code == 2
+
+
+def test_hostile_names_stay_names(fp8dbg: Run, tmp_path: Path) -> None:
+    """A layer's name from a stranger moves no cursor, opens no tag and is no SQL; as data it comes out whole."""
+    row = {
+        "step": 0,
+        "rank": 0,
+        "microbatch": 0,
+        "call": 0,
+        "layer": HOSTILE,
+        "tensor": "input",
+        "numel": 4,
+        "zeros": 0,
+    }
+    writer = RunWriter(tmp_path / "run")
+    writer.append("tensors", [row])
+    writer.close()
+    for arguments in (("report", tmp_path / "run"), ("tensors", tmp_path / "run")):
+        result = fp8dbg(*arguments)
+        assert result.code == 0
+        assert "\x1b" not in result.out + result.err
+    rows = json.loads(fp8dbg("query", tmp_path / "run", "select layer from tensors", "--json").out)
+    assert rows == [{"layer": HOSTILE}]
+    assert "<script>alert" not in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+
+
+# query
+
+
+def test_query_json_is_a_list_of_row_objects(fp8dbg: Run, faulty: Path) -> None:
+    """Counts stay integers, NULL is null, and what JSON cannot hold is null."""
+    sql = "select count(*) as n, sum(numel) as total, 1.5 as half, 'nan'::float as nan, null as nothing from tensors"
+    (row,) = json.loads(fp8dbg("query", faulty, sql, "--json").out)
+    assert row["n"] == 20 * 20 * 6
+    assert isinstance(row["total"], int)
+    assert (row["half"], row["nan"], row["nothing"]) == (1.5, None, None)
+
+
+def test_query_csv_reads_back(fp8dbg: Run, faulty: Path) -> None:
+    """A header, a line for each row, an empty field for NULL."""
+    result = fp8dbg("query", faulty, "select step, loss, null as nothing from steps order by step", "--csv")
+    rows = list(csv.DictReader(io.StringIO(result.out)))
+    assert [int(row["step"]) for row in rows] == list(range(200))
+    assert rows[0]["nothing"] == ""
+    assert float(rows[0]["loss"]) > 0
+
+
+def test_query_without_rows(fp8dbg: Run, faulty: Path) -> None:
+    """No rows is an answer, in every form."""
+    sql = "select step from steps where false"
+    assert fp8dbg("query", faulty, sql, "--json") == (0, "[]\n", "")
+    assert fp8dbg("query", faulty, sql, "--csv") == (0, "step\n", "")
+    assert fp8dbg("query", faulty, sql) == (0, "", "No rows.\n")
+
+
+def test_query_shows_some_rows_and_says_that_there_are_more(fp8dbg: Run, faulty: Path) -> None:
+    """A table on a screen has an end; the other forms have all rows."""
+    result = fp8dbg("query", faulty, "select step, layer from tensors")
+    assert len(result.out.splitlines()) == 201
+    assert "first 200" in result.err
+    assert len(json.loads(fp8dbg("query", faulty, "select step from tensors", "--json").out)) == 2400
+
+
+# tensors and doctor
+
+
+def test_tensors_lists_what_was_recorded_and_saved(fp8dbg: Run, tmp_path: Path) -> None:
+    """Roles with their steps, and the tensors saved whole."""
+    import torch
+
+    run = write_run(tmp_path / "run")
+    with_dump = RunWriter(run)
+    with_dump.dump(120, "layers.1.up", {"input": torch.ones(2, 3)})
+    with_dump.close()
+    found = json.loads(fp8dbg("tensors", run, "--layer", "layers.1.up", "--json").out)
+    assert {row["tensor"] for row in found["recorded"]} >= {"input", "weight", "grad_output", "output"}
+    assert {row["layer"] for row in found["recorded"]} == {"layers.1.up"}
+    one = next(row for row in found["recorded"] if row["tensor"] == "input")
+    assert (one["first_step"], one["last_step"], one["sampled_steps"], one["amax_rows"]) == (0, 199, 20, 200)
+    (saved,) = found["saved"]
+    assert (saved["step"], saved["layer"], saved["tensor"]) == (120, "layers.1.up", "input")
+    assert Path(saved["file"]).is_file()
+    assert "layers.1.up" in fp8dbg("tensors", run).out
+
+
+def test_doctor_knows_what_is_installed_and_what_is_set(fp8dbg: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Versions, devices, and the variables that change FP8 numerics."""
+    import torch
+
+    monkeypatch.setenv("NVTE_FP8_BLOCK_SCALING_FP32_SCALES", "1")
+    found = json.loads(fp8dbg("doctor", "--json").out)
+    versions = {package["name"]: package["version"] for package in found["packages"]}
+    assert versions["torch"].split("+")[0] == torch.__version__.split("+")[0]
+    assert found["devices"][-1]["fp8"] is False
+    assert found["variables"][0]["name"] == "NVTE_FP8_BLOCK_SCALING_FP32_SCALES"
+    assert "power" in found["variables"][0]["meaning"]
+    assert "NVTE_FP8_BLOCK_SCALING_FP32_SCALES=1" in fp8dbg("doctor").out
+
+
+def test_doctor_growth_follows_the_plan(fp8dbg: Run) -> None:
+    """Twice the layers, twice the rows; never sampling leaves the amax; more ranks, more folders."""
+
+    def growth(*options: object) -> dict[str, int]:
+        found: dict[str, int] = json.loads(fp8dbg("doctor", "--json", *options).out)["growth"]
+        return found
+
+    base = growth("--layers", 100, "--every", 100, "--steps", 1000)
+    assert growth("--layers", 200, "--every", 100, "--steps", 1000)["tensors"] == 2 * base["tensors"]
+    never = growth("--layers", 100, "--every", 0, "--steps", 1000)
+    assert (never["tensors"], never["gemms"], never["amax"]) == (0, 0, base["amax"])
+    assert growth("--layers", 100, "--steps", 1000, "--ranks", 8) == {table: 8 * n for table, n in base.items()}
+
+
+# As a process.
+
+
+def test_a_closed_pipe_is_quiet(faulty: Path) -> None:
+    """``fp8dbg query ... | head`` ends without a word."""
+    process = started("query", str(faulty), "select * from tensors", "--csv")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait() == -signal.SIGPIPE
+
+
+def test_ctrl_c_is_130_and_quiet(tmp_path: Path) -> None:
+    """An interrupt ends the demo with the usual code, and what it recorded can be read."""
+    process = started("demo", str(tmp_path / "run"), env={**os.environ, "OMP_NUM_THREADS": "1"})
+    journal = tmp_path / "run" / "journal" / "rank-00000.steps.arrows"
+    while not journal.exists() or not journal.stat().st_size:
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert started("query", str(tmp_path / "run"), "select step from steps", "--json").wait() == 0
+
+
+def test_the_demo_overwrites_nothing(fp8dbg: Run, tmp_path: Path) -> None:
+    """A folder with something in it is refused before anything is trained."""
+    (tmp_path / "thesis.tex").write_text("dear to someone")
+    result = fp8dbg("demo", tmp_path)
+    assert (result.code, result.out) == (2, "")
+    assert "not an empty folder" in result.err
