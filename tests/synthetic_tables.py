@@ -374,7 +374,7 @@ def _selected(plant: Plant, rows: Columns) -> Array:
         if name in plant:
             values = {v: fnmatchcase(v, plant[name]) for v in set(rows[name])}
             chosen &= np.array([values[v] for v in rows[name]], bool)
-    return chosen
+    return np.asarray(chosen)
 
 
 def _set(rows: Columns, figure: str, chosen: Array, value: Any) -> None:

@@ -7,11 +7,12 @@ import pytest
 
 from fp8dbg.analysis.run import open_run
 from fp8dbg.analysis.spikes import SCORE, Spike, find_spikes, robust_scores
-from tests.synthetic import Plant, amax_jump, write_run
+from tests.synthetic import amax_jump, write_run
+from tests.synthetic_tables import Plant
 
 
-def spikes_of(tmp_path: Path, *plants: Plant, **options: int) -> list[Spike]:
-    return find_spikes(open_run(write_run(tmp_path / "run", plant=plants, **options)).evidence)
+def spikes_of(tmp_path: Path, *plants: Plant) -> list[Spike]:
+    return find_spikes(open_run(write_run(tmp_path / "run", plant=plants)).evidence)
 
 
 @pytest.mark.parametrize("seed", range(20))
