@@ -95,8 +95,9 @@ def cast(
             what the recipe would choose from this tensor. Finer scales always come from the tensor.
         dtype: of the values, if not the narrowest that holds them.
 
-    NaN stays NaN, and enters no amax but torchao's; Inf enters the amax and becomes the format's maximum. Zeros stay
-    zeros. The product with the scale is taken in float32; nothing is random. Integer tensors are a UsageError.
+    NaN stays NaN (E2M1 and INT8, which have no code for it, included) and enters no amax but torchao's; Inf enters the
+    amax and becomes the format's maximum. Zeros stay zeros. The product with the scale is taken in float32; nothing is
+    random. Integer tensors are a UsageError.
     """
     granularity = recipe.granularity(role, gemm)
     p = prepare(tensor, recipe, role, granularity, contraction_axis(role, gemm), scale)
@@ -140,7 +141,8 @@ def nvfp4_block_scales(amax: Tensor, tensor_scale: float) -> tuple[Tensor, Tenso
     Source: TE 2.20 common/cast/nvfp4/core_nvfp4.cuh.
     """
     decode = round_torch(format_named("e4m3"), amax * float(np.float32(tensor_scale) * np.float32(1.0 / 6.0)))
-    encode = (tensor_scale / decode).clamp(max=float(FLT_MAX))
+    # torch makes number / tensor a product with the reciprocal, which rounds twice
+    encode = torch.full_like(decode, tensor_scale).div(decode).clamp(max=float(FLT_MAX))
     return torch.where(decode == 0, torch.zeros_like(encode), encode), decode
 
 

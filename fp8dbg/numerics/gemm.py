@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import torch
@@ -43,7 +43,7 @@ class GemmFigures:
 
     def row(self) -> dict[str, float | None]:
         """Columns of ``gemms`` and their values."""
-        return asdict(self)
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
 def quantise(tensor: Tensor, recipe: Recipe, role: str, gemm: str, scale: float | Tensor | None = None) -> Tensor:

@@ -116,7 +116,9 @@ def roll_(history: Tensor, scale: Tensor, updates: Tensor, scaled_max: float, ov
     rolled = history.roll(-1)
     amax = rolled.amax() if over_window else last
     usable = (last != 0) & amax.isfinite() & (amax > 0)
-    scale.copy_(torch.where(usable, (scaled_max / amax).clamp(max=float(FLT_MAX)), scale))
+    # torch makes number / tensor a product with the reciprocal, which rounds twice
+    wanted = torch.full_like(amax, scaled_max).div(amax).clamp(max=float(FLT_MAX))
+    scale.copy_(torch.where(usable, wanted, scale))
     updates.add_(usable)
     rolled[0] = 0.0
     history.copy_(torch.where(last != 0, rolled, history))

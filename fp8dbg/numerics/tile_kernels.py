@@ -164,8 +164,10 @@ def cast_tiles(x: Any, scales: Any, inverses: Any, tile: Any, span: Any, roundin
 
 
 @compiled
-def _count_row(x: Any, scale: Any, rounding: Any, limits: Any, seen: Any, quantised: Any, counts: Any) -> None:
-    """Add a row's counts; leave its finite values in ``seen``, 0 elsewhere, and their codes in ``quantised``."""
+def _count_row(
+    x: Any, scale: Any, inverse: Any, rounding: Any, limits: Any, before: Any, after: Any, counts: Any
+) -> None:
+    """Add a row's counts; leave its values before and after the cast, 0 for both where a value is not finite."""
     normal, boundary = limits
     largest = rounding[2]
     zero, one = np.int32(0), np.int32(1)
@@ -182,16 +184,16 @@ def _count_row(x: Any, scale: Any, rounding: Any, limits: Any, seen: Any, quanti
         at_max = np.int32(at_max + (one if magnitude == largest else zero))
         subnormal = np.int32(subnormal + (one if (magnitude > 0.0) & (magnitude < normal) else zero))
         finite = np.int32(finite + (one if is_finite else zero))
-        seen[j], quantised[j] = value, code
+        before[j], after[j] = value, (code * inverse[j] if is_finite else np.float32(0.0))
     for c, count in enumerate((underflow, saturated, at_max, subnormal, finite)):
         counts[c] += count
 
 
 @compiled
-def _sum_row(seen: Any, quantised: Any, inverse: Any, size: int, columns: Any) -> None:
+def _sum_row(before: Any, after: Any, size: int, columns: Any) -> None:
     """Add x^2, y^2, d^2, d and x y to one running sum per column: vectors, without leave to reorder a sum."""
     for j in range(size):
-        x, y = np.float64(seen[j]), np.float64(quantised[j] * inverse[j])
+        x, y = np.float64(before[j]), np.float64(after[j])
         columns[0, j] += x * x
         columns[1, j] += y * y
         columns[2, j] += (y - x) * (y - x)
@@ -210,7 +212,7 @@ def sum_tiles(
     rows, columns = x.shape
     height, width = tile
     scale, inverse = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
-    seen, quantised, running = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32), np.empty((5, CHUNK))
+    before, after, running = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32), np.empty((5, CHUNK))
     for start in range(0, columns, CHUNK):
         stop = min(start + CHUNK, columns)
         running[:] = 0.0
@@ -218,7 +220,7 @@ def sum_tiles(
             _spread(scales[t], width, start, stop, scale)
             _spread(inverses[t], width, start, stop, inverse)
             for i in range(t * height, min(t * height + height, rows)):
-                _count_row(x[i, start:stop], scale, rounding, limits, seen, quantised, counts)
-                _sum_row(seen, quantised, inverse, stop - start, running)
+                _count_row(x[i, start:stop], scale, inverse, rounding, limits, before, after, counts)
+                _sum_row(before, after, stop - start, running)
         for s in range(5):
             totals[s] += running[s].sum()

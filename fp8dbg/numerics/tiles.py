@@ -73,8 +73,7 @@ def amax_per_tile(matrix: Tensor, tile: Tile, let_nan_in: bool = False) -> Tenso
     NaN is left out, as in an fmax reduction, or makes its tile's amax NaN.
     """
     if matrix.device.type != "cpu":
-        magnitudes = _tiled(matrix, tile).float().abs()
-        return (magnitudes if let_nan_in else magnitudes.nan_to_num(nan=0.0, posinf=math.inf)).amax(dim=(1, 3))
+        return _amax_by_torch(matrix, tile, let_nan_in)
     amax = np.zeros(grid_of(matrix.shape, tile), dtype=np.float32)
     x, ceiling = _host(matrix), np.uint32(0x7FFFFFFF if let_nan_in else 0x7F800000)
     _over_rows(lambda *span: kernels.amax_tiles(x, tile, span, ceiling, amax), matrix, tile)
@@ -153,6 +152,11 @@ def _tiled(matrix: Tensor, tile: Tile) -> Tensor:
     return torch.nn.functional.pad(matrix, (0, missing[1], 0, missing[0])).view(down, tile[0], across, tile[1])
 
 
+def _amax_by_torch(matrix: Tensor, tile: Tile, let_nan_in: bool) -> Tensor:
+    magnitudes = _tiled(matrix, tile).float().abs()
+    return (magnitudes if let_nan_in else magnitudes.nan_to_num(nan=0.0, posinf=math.inf)).amax(dim=(1, 3))
+
+
 def _by_torch(cast: Cast, matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The products before the rounding, the codes after it, and the values they stand for; float32, tiled."""
     products = _tiled(matrix, cast.tile).float() * cast.scales[:, None, :, None]
@@ -179,7 +183,7 @@ def _sums_by_torch(cast: Cast, matrix: Tensor) -> tuple[CastSums, float, int]:
         (magnitudes > 0) & (magnitudes < normal),
         finite,
     ]
-    wide = y.double()
+    wide = torch.where(_tiled(finite, cast.tile), y, 0.0).double()
     parts = [(wide - tiled) ** 2, wide - tiled, wide**2, tiled * wide, tiled**2]
     *counted, total = torch.stack([c.sum() for c in counts]).tolist()
     *summed, x2 = torch.stack([p.sum() for p in parts]).tolist()
