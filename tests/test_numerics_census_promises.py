@@ -161,6 +161,20 @@ raise SystemExit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     assert done.returncode == 0
 
 
+def test_a_census_at_exit_still_counts() -> None:
+    """When the interpreter starts no more threads, the one at hand does the work."""
+    code = """
+import atexit, os, torch
+from fp8dbg.numerics.census import census
+torch.set_num_threads(2)
+x = torch.ones(8_000_000).bfloat16()
+census(x)
+atexit.register(lambda: os._exit(0 if census(x).numel == x.numel() else 1))
+raise SystemExit(2)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
 COUNT = """
 import sys, torch
 from fp8dbg.numerics.census import census

@@ -64,7 +64,10 @@ def share_out(work: Callable[[int, int], T], size: int, smallest: int) -> Sequen
     """
     parts = max(1, min(threads(), size // smallest))
     bounds = [size * i // parts for i in range(parts + 1)]
-    others = [_workers().submit(work, *bounds[i : i + 2]) for i in range(parts - 1)]
+    try:
+        others = [_workers().submit(work, *bounds[i : i + 2]) for i in range(parts - 1)]
+    except RuntimeError:  # the interpreter is shutting down and starts no more threads
+        return [work(*bounds[i : i + 2]) for i in range(parts)]
     last = work(bounds[-2], bounds[-1])
     return [*(other.result() for other in others), last]
 
