@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from fp8dbg.numerics.casting import OPERANDS, Quantised, cast
 from fp8dbg.numerics.recipes import Recipe
@@ -41,6 +42,7 @@ class SimulatedGemms(torch.autograd.Function):
         return y.view(*x.shape[:-1], weight.shape[0])
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of x, weight and bias, in their dtypes."""
         x, weight = ctx.saved_tensors
