@@ -52,6 +52,9 @@ def test_large_tensor_equals_the_oracle(dtype: torch.dtype) -> None:
     c, wanted = census(x), slow.statistics(x)
     assert_same(statistics(c), wanted, wanted["rms"])
     assert_same(asdict(c.quantised("e4m3", 3.0)), slow.cast(x, "e4m3", 3.0), None)
+    found, clean = amax_of(x), torch.nan_to_num(x, 0.0, 0.0, 0.0)
+    assert (found.amax, found.nan, found.inf) == (wanted["amax"], wanted["nan"], wanted["inf"])
+    assert amax_of(clean).amax == clean.abs().max().item()
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 1.0])
