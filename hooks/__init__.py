@@ -19,6 +19,9 @@ An adapter is a file of this folder with
 ``write_fallback(plan) -> str``
     The same as the host's own configuration, for a machine that lacks the host.
 
+``layer_names(name, module) -> tuple[str, ...]`` (optional)
+    Where one module holds several layers: their names.
+
 A host library is imported inside functions only. Files without ``claims`` (trainer callbacks, helpers) are no adapters.
 Adapters are asked in alphabetical order, ``pytorch``, which fits every linear layer, last.
 
@@ -95,6 +98,21 @@ class Adapter(Protocol):
         """The plan as the host's own configuration."""
 
 
+class Writer(Protocol):
+    """A file that writes plans, whether it records or not."""
+
+    HOST: str
+
+    def write_fallback(self, plan: Plan) -> str:
+        """The plan as the host's own configuration."""
+
+
+def writers() -> dict[str, Writer]:
+    """Host -> what writes a plan for it: every adapter, and files of trainers that have no layers of their own."""
+    modules: list[Any] = [import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__)]
+    return {m.HOST: m for m in modules if hasattr(m, "HOST") and hasattr(m, "write_fallback")}
+
+
 def adapters() -> list[Adapter]:
     """Every adapter, the general one last."""
     names = sorted(m.name for m in pkgutil.iter_modules(__path__) if m.name != "pytorch")
@@ -125,19 +143,27 @@ def apply_fallback(model: nn.Module, plan: Plan) -> list[str]:
     Raises:
         UnknownNameError: a layer of the plan is not in the model; nothing has been changed.
     """
+    found, owner = adapters(), _owners(model)
+    for entry in plan.entries:
+        if entry.layer not in owner:
+            raise UnknownNameError("layer", entry.layer, list(owner))
+    parts = {a.HOST: _Part([entry for entry in plan.entries if owner[entry.layer] == a.HOST]) for a in found}
+    return [said for a in found if parts[a.HOST].entries for said in a.apply_fallback(model, parts[a.HOST])]
+
+
+def _owners(model: nn.Module) -> dict[str, str]:
+    """Every layer of a model by the name it is recorded under, and its host."""
+    from fp8dbg.hooks.megatron_names import global_names
     from fp8dbg.recording.names import named_layers
 
-    found, layers = adapters(), {name: module for name, _, module in named_layers(model)}
-    wanted: dict[str, list[Any]] = {}
-    for entry in plan.entries:
-        if entry.layer not in layers:
-            raise UnknownNameError(
-                "layer", entry.layer, [n for n, m in layers.items() if any(a.claims(m) for a in found)]
-            )
-        host = next((a.HOST for a in found if a.claims(layers[entry.layer])), None)
+    found, rename, owner = adapters(), global_names(model), dict[str, str]()
+    for name, _, module in named_layers(model):
+        host = next((a for a in found if a.claims(module)), None)
         if host is not None:
-            wanted.setdefault(host, []).append(entry)
-    return [said for host, entries in wanted.items() for said in adapter(host).apply_fallback(model, _Part(entries))]
+            several: Any = getattr(host, "layer_names", None)
+            names = several(rename(name), module) if several else (rename(name),)
+            owner |= dict.fromkeys(names, host.HOST)
+    return owner
 
 
 class _Part:

@@ -20,8 +20,10 @@ from torch.utils.hooks import RemovableHandle
 
 from fp8dbg.hooks import Handles
 from fp8dbg.hooks import nvidia_te_state as state
+from fp8dbg.hooks.megatron_names import global_names
 from fp8dbg.hooks.nvidia_te_apply import apply_fallback
 from fp8dbg.hooks.nvidia_te_fallback import write_fallback
+from fp8dbg.hooks.nvidia_te_state import layer_names
 from fp8dbg.recording.guard import guarded
 from fp8dbg.recording.layer import Gradients, Layer, ScaleInForce
 
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from fp8dbg.recording.recorder import Recorder
     from fp8dbg.recording.watch import Watch
 
-__all__ = ["HOST", "apply_fallback", "attach", "claims", "write_fallback"]
+__all__ = ["HOST", "apply_fallback", "attach", "claims", "layer_names", "write_fallback"]
 
 HOST = "nvidia_te"
 
@@ -47,8 +49,9 @@ def claims(module: nn.Module) -> bool:
 
 def attach(model: nn.Module, recorder: Recorder) -> Handles:
     """Watch every Transformer Engine GEMM module of the model; the handle undoes it."""
+    rename = global_names(model)
     handles = [
-        _attach_one(module, _layers_of(name, path, module), recorder)
+        _attach_one(module, _layers_of(rename(name), path, module), recorder)
         for name, path, module in list(recorder.unclaimed(model, claims))
     ]
     if handles:
@@ -68,7 +71,7 @@ def _tell_version(recorder: Recorder) -> None:
 
 
 def _layers_of(name: str, path: str, module: nn.Module) -> Sequence[TeLayer]:
-    kind, names = state.kind_of(module), state.layer_names(name, module)
+    kind, names = state.kind_of(module), layer_names(name, module)
     if kind == "LayerNormMLP":
         return Fc1(names[0], module, path, state.FC1), Fc2(names[1], module, path, state.FC2)
     if kind == "GroupedLinear":
@@ -134,6 +137,10 @@ class TeLayer(Layer):
         self.remembered: dict[str, ScaleInForce] | None = None
         self._theirs: Any = None
         self._recipe: Recipe | None = None
+        if int(getattr(module, "tp_size", 1)) > 1:  # type: ignore[arg-type, unused-ignore] # an int of theirs
+            # Reduced over ranks after the GEMM; and under sequence parallelism input and output hold other tokens.
+            self.shows_product = getattr(module, "parallel_mode", None) != "row"
+            self.gemms = () if getattr(module, "sequence_parallel", False) else self.gemms
 
     @property
     def recipe(self) -> Recipe | None:

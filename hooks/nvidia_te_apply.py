@@ -13,6 +13,7 @@ from torch import nn
 from fp8dbg.errors import UnknownNameError
 from fp8dbg.hooks import nvidia_te_state as state
 from fp8dbg.hooks import plans
+from fp8dbg.hooks.megatron_names import global_names
 from fp8dbg.recording.names import named_layers
 
 Context = Callable[[], AbstractContextManager[Any]]
@@ -34,7 +35,8 @@ def apply_fallback(model: nn.Module, plan: plans.Plan) -> list[str]:
     Raises:
         UnknownNameError: a layer of the plan is no Transformer Engine layer of this model.
     """
-    modules = {name: module for name, _, module in named_layers(model) if state.kind_of(module)}
+    rename = global_names(model)
+    modules = {rename(name): module for name, _, module in named_layers(model) if state.kind_of(module)}
     owner = {layer: name for name, module in modules.items() for layer in state.layer_names(name, module)}
     wanted = plans.by_layer(plan)
     for layer in wanted:

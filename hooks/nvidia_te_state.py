@@ -90,7 +90,8 @@ def recipe_of(theirs: Any) -> Recipe:
     Raises:
         UsageError: one (a custom one) that fp8dbg has no formulas for.
     """
-    convert = _RECIPES.get(type(theirs).__name__)
+    kinds = type(theirs).__mro__  # Megatron derives its own
+    convert = next((_RECIPES[kind.__name__] for kind in kinds if kind.__name__ in _RECIPES), None)
     if convert is None:
         raise UsageError(f"Transformer Engine recipe {type(theirs).__name__} is not known.", "Its layers are left out.")
     return convert(theirs)

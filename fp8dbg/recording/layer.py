@@ -41,6 +41,11 @@ class Layer:
     as_given = False
     """Whether FP8 casts read the operands in the dtype they come in; else in the output's, as under autocast."""
 
+    passing: tuple[str, ...] = ()
+    """Beginnings of the names of nodes between an output and its GEMM that hand gradients on unchanged."""
+    shows_product: bool = True
+    """Whether the output that ``pick`` finds is the GEMM's own: not where ranks' parts are summed up after it."""
+
     def __init__(self, name: str, module: nn.Module, path: str = "") -> None:
         self.name, self.module, self.path = name, module, path or name
 

@@ -63,7 +63,8 @@ class Shadows:
         if recipe is not None:
             chosen = self._sample("fprop", x.shape[0], rows)
             made = shadow("fprop", x, w, recipe, chosen, *self._scales("fprop", recipe))
-            real = self._real_output(y, chosen) if probe.layer.recipe is not None else None
+            shown = probe.layer.recipe is not None and probe.layer.shows_product
+            real = self._real_output(y, chosen) if shown else None
             row = _row("fprop", recipe.label, x.shape[0], w.shape[0], w.shape[1], made, real)
             error = (made.both if real is None else real) - made.exact
             self._error = chosen, error, x.shape[0], row

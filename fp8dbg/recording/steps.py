@@ -109,6 +109,10 @@ class StepLog:
         if scalars and len(scalars) == len(roots):
             self._losses.append(torch.stack([s.reshape(()) for s in scalars]).sum())
 
+    def total(self) -> Tensor | None:
+        """Sum of the roots of the step that is running, for hosts whose microbatch losses add up; None without any."""
+        return torch.stack(self._losses).sum() if self._losses else None
+
     def log(self, values: Row, late: bool) -> None:
         """Take over values for the step that is running or, ``late``, for the one that has just ended."""
         if not late or self._last_step is None:

@@ -50,13 +50,16 @@ def undisturbed(x: Any) -> Iterator[None]:
         yield
 
 
-def gemm_node(node: Node, known: Collection[str]) -> Node | None:
-    """The node of the GEMM behind an output's node, or None: what stands between may only reshape, cast or add."""
+def gemm_node(node: Node, known: Collection[str], passing: tuple[str, ...] = ()) -> Node | None:
+    """The node of the GEMM behind an output's node, or None.
+
+    What stands between may only reshape, cast or add, or be one of a host's own nodes named in ``passing``.
+    """
     for _ in range(4):
         name = node.name()
         if name in known:
             return node
-        if not name.startswith(_PASSING) or not node.next_functions or node.next_functions[0][0] is None:
+        if not name.startswith(_PASSING + passing) or not node.next_functions or node.next_functions[0][0] is None:
             return None
         node = node.next_functions[0][0]
     return None

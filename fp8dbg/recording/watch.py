@@ -260,7 +260,7 @@ class Watch:
         call.slot = y.output_nr
         node.register_prehook(call.gradient)
         if call.probe is not None:
-            found = gemm_node(node, self.layer.nodes)
+            found = gemm_node(node, self.layer.nodes, self.layer.passing)
             if found is not None:
                 call.node = found.name()
                 call.probe.shadows.real_to_come = True
