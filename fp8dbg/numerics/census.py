@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from fp8dbg.errors import UsageError
-from fp8dbg.numerics.census_kernels import count_codes
+from fp8dbg.numerics.census_kernels import count_codes, largest_magnitude
 from fp8dbg.numerics.code_census import CODES, CodeCensus
 from fp8dbg.numerics.compiled import share_out
 from fp8dbg.numerics.figures import Census, QuantFigures
@@ -24,6 +24,8 @@ AnyCounts = npt.NDArray[Any]
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 _DEVICE_CHUNK = 1 << 22
 _WORDS_PER_THREAD = 1 << 18
+_VALUES_PER_THREAD = 1 << 20
+_MASK_16, _MASK_32 = np.uint16(0x7FFF), np.uint32(0x7FFFFFFF)
 _LARGEST_PART = 1 << 28  # words: no uint32 counter can overflow
 
 
@@ -149,7 +151,7 @@ class Amax:
 
 
 def amax_of(tensor: torch.Tensor) -> Amax:
-    """Largest absolute value: one ``torch.aminmax`` where everything is finite, a closer look where not.
+    """Largest absolute value: one pass over the bits where everything is finite, a closer look where not.
 
     The same tensors as ``census``. On a device nothing waits: the answer is read back when asked for.
     """
@@ -158,12 +160,31 @@ def amax_of(tensor: torch.Tensor) -> Amax:
         return Amax((0.0, 0, 0), tensor.numel(), _amax_by_torch(flat, repeat))
     if not flat.numel():
         return Amax((0.0, 0, 0), 0)
-    low, high = torch.aminmax(flat)
-    amax = max(-low.item(), high.item())
+    amax = _largest_on_host(flat)
     if math.isfinite(amax):
         return Amax((amax, 0, 0), tensor.numel())
     found = census(tensor)
     return Amax((found.amax or 0.0, found.nan, found.inf), tensor.numel())
+
+
+def _largest_on_host(flat: torch.Tensor) -> float:
+    """Largest magnitude of a contiguous CPU tensor; NaN if there is one.
+
+    Half the time of ``torch.aminmax`` on one thread, and no team of threads to wait for on a busy machine.
+    """
+    mask: np.unsignedinteger[Any]
+    if flat.dtype in _SIXTEEN_BITS:
+        bits, mask = flat.view(torch.int16).numpy().view(np.uint16), _MASK_16
+    else:
+        bits, mask = flat.numpy().view(np.uint32), _MASK_32
+    if bits.size < 2 * _VALUES_PER_THREAD:
+        largest = int(largest_magnitude(bits, mask))
+    else:
+        shares = share_out(lambda start, stop: largest_magnitude(bits[start:stop], mask), bits.size, _VALUES_PER_THREAD)
+        largest = int(max(shares))
+    if flat.dtype is torch.float16:
+        return float(np.uint16(largest).view(np.float16))
+    return float(np.uint32(largest << 16 if flat.dtype is torch.bfloat16 else largest).view(np.float32))
 
 
 def _amax_by_torch(flat: torch.Tensor, repeat: int) -> torch.Tensor:

@@ -33,6 +33,18 @@ def count_codes(words: Any, table: Any, lane: Any) -> None:
 
 
 @compiled
+def largest_magnitude(bits: Any, mask: Any) -> Any:
+    """Largest magnitude of floating-point numbers, as bits: uint16 or uint32 in and out; ``mask`` drops the sign.
+
+    The order of the bits is that of the values, with Inf above the finite ones and NaN above Inf.
+    """
+    largest = mask & ~mask
+    for i in range(bits.size):
+        largest = max(largest, bits[i] & mask)
+    return largest
+
+
+@compiled
 def _rounded(p: Any, shrink: Any, step: Any, largest: Any, boundary: Any, tie: Any) -> Any:
     """A non-negative float64 rounded to a format: adding and taking away 1.5 * 2^52 steps rounds to nearest even."""
     binade = np.int64(np.float64(p).view(np.int64) & np.int64(0x7FF0000000000000)).view(np.float64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -62,7 +62,10 @@ class Measurement:
 
     def row(self) -> dict[str, Any]:
         """The columns and their values, for ``RunWriter.append("tensors", ...)``; the caller adds step and layer."""
-        return asdict(self)
+        return {name: getattr(self, name) for name in _COLUMNS}  # asdict would copy the histogram, deeply
+
+
+_COLUMNS = tuple(f.name for f in fields(Measurement))
 
 
 def measure(
