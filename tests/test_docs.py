@@ -1,0 +1,160 @@
+"""The documentation does what it says: every command and every code block in it is run."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from fp8dbg.analysis.verdicts import VERDICTS
+from fp8dbg.cli import app
+from tests.demo_run import demo
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+
+GIVEN = """
+import torch
+model = torch.nn.Sequential()
+model.add_module("layers", torch.nn.ModuleList([torch.nn.Sequential(torch.nn.Linear(16, 16))]))
+model.add_module("head", torch.nn.Linear(16, 16))
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+tensor = torch.randn(64, 64, dtype=torch.bfloat16)
+
+def train(model, optimizer):
+    for _ in range(3):
+        model.head(model.layers[0](torch.randn(8, 16))).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+"""What the code blocks of the README take for granted."""
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The fenced blocks of a page in one language."""
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def commands(page: Path) -> list[str]:
+    """Every line of a page's bash blocks."""
+    return [line for block in blocks(page, "bash") for line in block.splitlines() if line and not line.startswith("#")]
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that looks as it does after the README's first blocks: a demo's run, and one of the user's own."""
+    place = tmp_path_factory.mktemp("reader")
+    (place / "demo_run").symlink_to(demo().folder)
+    run_python(place, blocks(ROOT / "README.md", "python")[0])
+    return place
+
+
+def run_python(place: Path, code: str) -> str:
+    """A block's output; it must end well."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", GIVEN + code], cwd=place, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_every_page_uses_only_languages_that_are_tested() -> None:
+    """A block in another language would be run by nobody."""
+    languages = {found for page in PAGES for found in re.findall(r"^```(\S+)", page.read_text(encoding="utf-8"), re.M)}
+    assert languages <= {"bash", "python", "text"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    """Every relative link of a page is a file of the project."""
+    targets = re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    assert [t for t in targets if not t.startswith("https://") and not (page.parent / t).exists()] == []
+
+
+def test_every_command_of_every_page_is_one_that_a_test_runs() -> None:
+    """The verbs of ./dev exist, the install is the packaging tests' business, and the rest is fp8dbg itself."""
+    verbs = subprocess.run([ROOT / "dev"], capture_output=True, text=True, check=True).stdout
+    for command in (line for page in PAGES for line in commands(page)):
+        words = shlex.split(command)
+        assert words[0] in ("./dev", "pip", "fp8dbg"), command
+        if words[0] == "./dev":
+            assert len(words) == 1 or f"./dev {words[1]} " in verbs, command
+        if words[0] == "pip":
+            assert command == "pip install ."
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("command", [line for line in commands(ROOT / "README.md") if line.startswith("fp8dbg ")])
+def test_the_readme_commands_run(shell: Path, command: str) -> None:
+    """Each ends well and prints something, in a folder with the demo's run in it."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-m", *shlex.split(command)],
+        cwd=shell,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("number", range(len(blocks(ROOT / "README.md", "python"))))
+def test_the_readme_code_runs(shell: Path, number: int, tmp_path: Path) -> None:
+    """Each block as it stands, after the names that it takes for granted."""
+    (tmp_path / "demo_run").symlink_to(shell / "demo_run")
+    run_python(tmp_path, blocks(ROOT / "README.md", "python")[number])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_readme_shows_what_the_demo_prints() -> None:
+    """Line by line; numbers and sparklines differ from machine to machine."""
+    shown = next(block for block in blocks(ROOT / "README.md", "text") if "BF16" in block)
+    assert _shape(shown) == _shape(demo().out)
+
+
+def _shape(text: str) -> list[str]:
+    """Lines without what depends on the machine: the digits, the folder's name, the trend, the spaces."""
+    text = text.replace(str(demo().folder), "demo_run")
+    text = re.sub(r"[▁▂▃▄▅▆▇█]+", "", text)
+    text = re.sub(r"\d[\d,.]*", "0", text)
+    return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
+
+
+def test_the_readme_lists_every_command() -> None:
+    """A row for each verb, and no row for one that does not exist."""
+    documented = set(re.findall(r"^\| `fp8dbg (\w+)", README, flags=re.MULTILINE))
+    verbs = set(get_command(app).commands)  # type: ignore[attr-defined]  # a group, as there are several verbs
+    assert documented == verbs
+
+
+def test_the_readme_lists_every_verdict() -> None:
+    """In the table: its code with spaces for underscores."""
+    table = README.split("## What it can find")[1].split("\n## ")[0]
+    documented = set(re.findall(r"^\| ([a-z0-9 ]+) \|", table, flags=re.MULTILINE)) - {"verdict"}
+    assert documented == {verdict.CODE.replace("_", " ") for verdict in VERDICTS}
+
+
+def test_every_decision_says_why() -> None:
+    """Half a page each: the question, the decision, the reasons."""
+    decisions = sorted((ROOT / "docs" / "decisions").glob("*.md"))
+    assert len(decisions) >= 5
+    for page in decisions:
+        text = page.read_text(encoding="utf-8")
+        assert text.startswith("# ")
+        for word in ("**Question.**", "**Decision.**", "**Why"):
+            assert word in text, page.name
+        assert 150 < len(text.split()) < 450
