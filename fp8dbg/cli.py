@@ -190,7 +190,7 @@ def doctor(
     """
     from fp8dbg import doctor
 
-    found = doctor.examine(doctor.Plan(layers, every, steps, microbatches, ranks))
+    found = doctor.examine(doctor.PlannedRun(layers, every, steps, microbatches, ranks))
     typer.echo(output.json_text(found.to_dict()) if as_json else found.text())
 
 

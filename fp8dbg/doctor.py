@@ -8,6 +8,7 @@ from importlib import metadata
 from typing import Any
 
 from fp8dbg.runs.fingerprint import environment
+from fp8dbg.runs.writer import PART_BYTES
 
 PACKAGES = {
     "fp8dbg": "this",
@@ -40,7 +41,7 @@ BYTES = {"steps": 40, "amax": 3, "tensors": 125, "gemms": 80}
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PlannedRun:
     """A training run to come: linear layers, cadence (0: never), steps, microbatches per step, recording processes."""
 
     layers: int
@@ -78,7 +79,7 @@ class Examination:
     packages: list[dict[str, Any]]
     devices: list[dict[str, Any]]
     variables: list[dict[str, str]]
-    plan: Plan
+    plan: PlannedRun
     growth: dict[str, int]
 
     def to_dict(self) -> dict[str, Any]:
@@ -102,11 +103,12 @@ class Examination:
             f"A run of {plan.steps:,} steps, {plan.layers} linear layers, {plan.microbatches} microbatch(es), "
             f"{plan.ranks} rank(s), every={plan.every}",
             f"  grows to about {_size(total)}: {largest}",
-            "  attach(..., max_bytes=...) caps what one rank writes; saved tensors come on top",
+            f"  journals take up to {_size(PART_BYTES)} a table and rank more while it records",
+            "  saved tensors come on top; attach(..., max_bytes=...) caps what one rank writes",
         ]
 
 
-def examine(plan: Plan) -> Examination:
+def examine(plan: PlannedRun) -> Examination:
     """Look at this machine, and predict what a run will take on disk."""
     packages = [{"name": name, "version": _version(name), "use": use} for name, use in PACKAGES.items()]
     variables = [{"name": k, "value": v, "meaning": _MEANINGS.get(k, "")} for k, v in environment().items()]

@@ -15,7 +15,7 @@ from fp8dbg.demo.faults import amplified, plant_outliers
 from fp8dbg.demo.model import Transformer
 from fp8dbg.demo.text import VOCABULARY, batch, read_text, split
 from fp8dbg.demo.training import Settings, loss_of
-from fp8dbg.doctor import Plan
+from fp8dbg.doctor import PlannedRun
 from tests.demo_run import demo
 
 SETTINGS = Settings()
@@ -182,5 +182,5 @@ class TestWholeDemo:
     def test_the_doctor_predicts_its_size(self) -> None:
         """Within a factor of two: 21 linear layers, every tenth of 500 steps."""
         parts = sum(path.stat().st_size for path in demo().folder.rglob("*.parquet"))
-        predicted = sum(Plan(layers=21, every=SETTINGS.every, steps=SETTINGS.steps).bytes().values())
+        predicted = sum(PlannedRun(layers=21, every=SETTINGS.every, steps=SETTINGS.steps).bytes().values())
         assert parts / 2 < predicted < 2 * parts
