@@ -96,7 +96,7 @@ function draw(element) {
   if (!chart || !chart.data.length) {
     Plotly.purge(element);
     element.classList.add("empty");
-    element.textContent = element.dataset.without || "Not recorded for this tensor.";
+    element.textContent = element.dataset.without || "Not recorded for this tensor under the recipe that the page draws.";
     return;
   }
   if (element.classList.contains("empty")) element.textContent = "";
@@ -132,8 +132,15 @@ function setCursor(step) {
   redraw();
 }
 
+// The recipe whose figures the page draws where it is not in force, but only compared with.
+function drawnRecipe(layer, tensor) {
+  const { tensor: cube } = GRIDS[0];
+  return cube.keys.what_if[cube.row(layer, tensor)];
+}
+
 // A chart that an element of the page asks for by data-chart, data-layer and data-tensor.
-function chartOf({ chart, layer, tensor, step }) {
+function chartOf({ chart, layer, tensor, step, recipe }) {
+  if (recipe && drawnRecipe(Number(layer), tensor) !== recipe) return null;
   if (chart === "histogram") return histogramChart(Number(layer), tensor, step === undefined ? cursor : Number(step));
   const kind = GEMMS.includes(chart) ? "gemm" : "tensor";
   return filled(DATA.charts[chart], seriesOf(kind, Number(layer), kind === "gemm" ? chart : tensor).columns);

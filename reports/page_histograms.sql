@@ -13,8 +13,14 @@
 --   numel: number of elements
 --   zeros: elements equal to zero
 --   histogram: counts per binade, or per 16-bit code where codes is set; of the microbatch, call and rank with the largest amax
+with chosen as ( -- the recipe in force, or the first of those compared with
+    select layer, tensor, case when bool_or(what_if is null) then null else min(what_if) end as what_if
+    from tensors
+    where step = $step
+    group by layer, tensor
+)
 select
-    layer, tensor,
+    t.layer, t.tensor,
     arg_max(format, coalesce(amax, 0)) as format,
     arg_max(scale, coalesce(amax, 0)) as scale,
     arg_max(scale_min, coalesce(amax, 0)) as scale_min,
@@ -23,7 +29,8 @@ select
     arg_max(numel, coalesce(amax, 0)) as numel,
     arg_max(zeros, coalesce(amax, 0)) as zeros,
     arg_max(histogram, coalesce(amax, 0)) as histogram
-from tensors
-where step = $step and histogram is not null
-group by layer, tensor
-order by layer, tensor
+from tensors as t
+join chosen as c on t.layer = c.layer and t.tensor = c.tensor and t.what_if is not distinct from c.what_if
+where t.step = $step and t.histogram is not null
+group by t.layer, t.tensor
+order by t.layer, t.tensor

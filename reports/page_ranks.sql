@@ -10,15 +10,21 @@
 --   saturated_ratio: list of saturated over finite elements; largest
 --   scale_delta: list of scale_delta; furthest from 0, once the scale had been updated
 --   rel_l2: list of rel_l2; largest
-with of_rank as (
+with chosen as ( -- the recipe in force, or the first of those compared with
+    select layer, tensor, case when bool_or(what_if is null) then null else min(what_if) end as what_if
+    from tensors
+    where tensor in ('input', 'weight', 'grad_output')
+    group by layer, tensor
+),
+of_rank as (
     select
-        layer, tensor, rank, any_value(format) as format,
+        t.layer, t.tensor, t.rank, any_value(format) as format,
         max(underflow / nullif(numel - zeros - nan - inf, 0)) as underflow_ratio,
         max(saturated / nullif(numel - nan - inf, 0)) as saturated_ratio,
         arg_max(scale_delta, abs(scale_delta)) filter (where scale_source is distinct from 'initial') as scale_delta,
         max(rel_l2) as rel_l2
-    from tensors
-    where tensor in ('input', 'weight', 'grad_output')
+    from tensors as t
+    join chosen as c on t.layer = c.layer and t.tensor = c.tensor and t.what_if is not distinct from c.what_if
     group by all
 )
 select

@@ -113,7 +113,8 @@ def _charts(finding: Finding, layer: int | None) -> str:
     names = CHARTS_OF.get(finding.code, _OTHERWISE) if finding.tensor else (finding.gemm or "",)
     at = moment(finding)
     step = "" if at is None else f' data-step="{at}"'
-    place = f'data-layer="{layer}" data-tensor="{escaped(finding.tensor or "")}"{step}'
+    recipe = "" if finding.what_if is None else f' data-recipe="{escaped(finding.what_if)}"'
+    place = f'data-layer="{layer}" data-tensor="{escaped(finding.tensor or "")}"{step}{recipe}'
     return "".join(_chart(name, CHART_TITLES.get(name, name), place) for name in names)
 
 

@@ -73,6 +73,8 @@ def _headline(summary: Summary, width: int) -> list[Text]:
     pressing = next((f.severity for f in summary.findings if f.severity != "info"), "fine")
     told = clipped(summary.headline, 3 * width - 12)
     wrapped = Text(told, style=STYLES[pressing]).wrap(_measuring(width), width)
+    for line in wrapped:
+        line.rstrip()
     return [*wrapped[:3], Text("")]
 
 
