@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from fp8dbg.analysis.limits import Limit
+from fp8dbg.numerics.formats import FORMATS
 from fp8dbg.runs.folder import Folder
 from fp8dbg.runs.queries import ask
 from fp8dbg.runs.schema import OPERANDS
@@ -100,8 +101,8 @@ class Evidence:
 
     @cached_property
     def operands(self) -> list[Row]:
-        """tensor_facts of the tensors that a recipe quantises."""
-        return [row for row in self.tensors if row["recipe"] and row["tensor"] in OPERANDS]
+        """tensor_facts of the tensors that a recipe casts to a format fp8dbg knows; others cannot be judged."""
+        return [row for row in self.tensors if row["recipe"] and row["tensor"] in OPERANDS and row["format"] in FORMATS]
 
     @cached_property
     def gemms(self) -> list[Row]:

@@ -14,6 +14,7 @@ from fp8dbg.analysis.spikes import Spike, find_spikes
 from fp8dbg.analysis.verdicts.coverage import unseen_layers
 from fp8dbg.analysis.verdicts.shared import sensitivity_ratio
 from fp8dbg.analysis.wording import listed
+from fp8dbg.numerics.formats import FORMATS
 
 WORST = 50
 """Rows of ``Summary.worst``."""
@@ -153,6 +154,8 @@ def _coverage(run: Run, facts: RunFacts) -> Coverage:
         notes.append("No loss was recorded: spikes cannot be seen.")
     if facts.sampled_steps and not run.evidence.gemms:
         notes.append("No GEMM was measured: harm is judged from the tensors alone.")
+    if strange := sorted(set(facts.formats) - set(FORMATS)):
+        notes.append(f"Formats that fp8dbg does not know are not judged: {listed(strange)}.")
     events = [e for e in run.evidence.ask("events") if e["kind"] in ("gap", "error")]
     return Coverage(unseen_layers(run.evidence), list(run.problems), events[:100], notes)
 

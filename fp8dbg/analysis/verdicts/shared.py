@@ -11,6 +11,7 @@ from typing import Any
 from fp8dbg.analysis.evidence import Evidence, Row, Suspect
 from fp8dbg.analysis.finding import Finding
 from fp8dbg.analysis.limits import Rule, noise_floor
+from fp8dbg.analysis.scales import reach
 from fp8dbg.analysis.wording import period
 from fp8dbg.runs.schema import GEMMS
 
@@ -20,6 +21,9 @@ FLUSHED = Rule(
 FLUSHED_WIDE = Rule("underflow_ratio", 0.05, 0.2, "E5M2 spans 32 binades and flushes at most 2 % of healthy gradients")
 FLUSHED_NARROW = Rule(
     "underflow_ratio", 0.4, 0.4, "healthy gradients spread so far that a format of few binades flushes up to a third"
+)
+FLUSHED_COARSE = Rule(
+    "underflow_ratio", 0.8, 0.9, "a format of 4 bits, or with even steps, flushes up to half of healthy activations"
 )
 CLIPPED = Rule("saturated_ratio", 1e-3, 1e-2, "a scale that fits clips nothing, a delayed one now and then an element")
 GAIN = Rule("gain", 0.2, 0.5, "rounding moves a norm by 12 % at most, and only where a single value makes it up")
@@ -42,6 +46,9 @@ ERROR_FACTOR = 2.0
 
 CLIPPED_GRADIENT, CLIPPED_NORM = 0.05, 0.5
 """Share of a gradient's values, and rel_l2 of an activation or weight, beyond which clipping once is too much."""
+
+COARSE = 2.0**12
+"""Reach (amax over the largest value flushed) below which a format is coarse: E2M1 has 24, INT8 254, E4M3 458,752."""
 
 NARROW = ("e4m3", "e4m3fnuz", "e2m1", "int8")
 """Formats with fewer binades than gradients need."""
@@ -66,6 +73,8 @@ def flushed(evidence: Evidence) -> list[Suspect]:
 
 
 def _flushed_rule(row: Row) -> Rule:
+    if reach(row) < COARSE:
+        return FLUSHED_COARSE
     if row["tensor"] != "grad_output":
         return FLUSHED
     return FLUSHED_NARROW if row["format"] in NARROW else FLUSHED_WIDE
