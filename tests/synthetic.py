@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from fp8dbg.runs.folder import RunWriter
-from fp8dbg.runs.schema import ROLES
+from fp8dbg.runs.schema import GEMMS, ROLES
 from tests.synthetic_tables import LINEARS, Model, Plant, make_tables
 
 
@@ -62,7 +62,11 @@ def write_big_run(path: Path, rows: int = 1_000_000, **options: Any) -> Path:
 
 def fingerprint(model: Model) -> dict[str, Any]:
     """What attach would put in run.json for this model."""
-    return {"recipe": model.recipe, "layers": [{"layer": name, "module": name} for name in model.layers]}
+    layers = [
+        {"layer": name, "module": name, "bf16_gemms": list(GEMMS) if model.in_bf16(name) else []}
+        for name in model.layers
+    ]
+    return {"recipe": model.recipe, "layers": layers}
 
 
 # Faults that several tests and rooms need, as plants.

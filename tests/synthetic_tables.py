@@ -40,6 +40,7 @@ class Model:
         recipe: a recipe name; "delayed" replays its amax history of ``history`` steps, the finer ones have no
             per-tensor scale.
         what_if: the layers are BF16 and the recipe is only compared with.
+        kept: globs of layers that a fallback plan keeps in BF16 while the others are in FP8.
         histograms: whether each row gets one.
         gradients: format of grad_output.
         plant: see ``write_run``.
@@ -53,6 +54,7 @@ class Model:
     history: int = 16
     gradients: str = "e5m2"
     what_if: bool = False
+    kept: tuple[str, ...] = ()
     histograms: bool = False
     seed: int = 0
     plant: tuple[Plant, ...] = ()
@@ -66,6 +68,10 @@ class Model:
     def sampled(self) -> Array:
         """Steps on which everything is recorded."""
         return np.arange(0, self.steps, self.every)
+
+    def in_bf16(self, layer: str) -> bool:
+        """Whether the recipe is only compared with in this layer."""
+        return self.what_if or any(fnmatchcase(layer, glob) for glob in self.kept)
 
     def format(self, tensor: str) -> str:
         """Number format of an operand."""
@@ -205,12 +211,13 @@ def _figures(model: Model, rows: Columns, is_operand: Array) -> Columns:
 
     with np.errstate(divide="ignore"):
         wanted = np.array([MAXIMUM[f] for f in fmt]) / rows["amax"]
-    source = np.where(rows["initial"], "initial", "emulated" if model.what_if else "live").astype(object)
+    in_bf16 = np.array([model.in_bf16(name) for name in rows["layer"]], bool)
+    source = np.where(rows["initial"], "initial", np.where(in_bf16, "emulated", "live")).astype(object)
     return {
         "call": np.zeros(size),
         "host": np.full(size, "pytorch" if model.what_if else "simulated", object),
         "recipe": text(model.recipe),
-        "what_if": text(model.recipe) if model.what_if else nothing,
+        "what_if": np.where(is_operand & in_bf16, model.recipe, nothing),
         "format": text(fmt),
         "granularity": text(GRANULARITY.get(model.recipe, "tensor")),
         "dtype": np.full(size, "bfloat16", object),

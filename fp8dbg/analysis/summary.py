@@ -110,12 +110,11 @@ def summarise(run: Run) -> Summary:
 def headline(findings: list[Finding], plan: Plan, facts: RunFacts) -> str:
     """What to know if one reads a single sentence: the worst finding and what to do first."""
     pressing = [f for f in findings if f.severity in ("act", "watch")]
+    if not facts.sampled_steps and not pressing:
+        return "Nothing was recorded."
     if not pressing:
-        return (
-            f"Healthy: nothing found in {facts.layers} layers over {facts.sampled_steps} sampled steps."
-            if facts.sampled_steps
-            else "Nothing was recorded."
-        )
+        kept = f" with {listed([e.layer for e in plan.entries])} kept in BF16, where FP8 would hurt" if plan else ""
+        return f"Healthy{kept}: nothing found in {facts.layers} layers over {facts.sampled_steps} sampled steps."
     worst = pressing[0]
     where = f"{worst.layer}: " if worst.layer else ""
     what = f"{where}{worst.summary.rstrip('.')}"
