@@ -1,7 +1,7 @@
 -- Question: How did each operand's amax sit under its scale in force, over every step?
 -- Reads: amax
 -- Parameters:
---   every (integer, default 1): medians and deviations are taken over every so many steps
+--   every (integer, default 1): percentiles are taken over every so many steps
 -- Columns:
 --   layer: layer
 --   tensor: role of the tensor
@@ -15,8 +15,7 @@
 --   first_not_at_one: first step whose scale was not 1
 --   back_at_one: first step whose scale was exactly 1 after one whose scale was not; NULL if there is none
 --   amax_at_one: largest amax under a scale of 1, leaving out the first step
---   usual_reach: median of log2(scale x amax), where the largest value lands; log2 of the format's maximum is full use
---   spread_reach: median absolute deviation of the reach
+--   high_reach: 98th percentile of log2(scale x amax), where the largest value lands; log2 of the format's maximum is full use
 --   highest_reach: largest reach
 --   highest_at: step of the largest reach
 --   rows_infinite: rows with an infinite element
@@ -40,8 +39,7 @@ select
     min(step) filter (where scale <> 1) as first_not_at_one,
     any_value(back_at_one) as back_at_one,
     max(amax) filter (where scale = 1 and step > (select min(step) from amax)) as amax_at_one,
-    median(log2(scale * amax)) filter (where scale > 0 and amax > 0 and step % $every = 0) as usual_reach,
-    mad(log2(scale * amax)) filter (where scale > 0 and amax > 0 and step % $every = 0) as spread_reach,
+    quantile_cont(log2(scale * amax), 0.98) filter (where scale > 0 and amax > 0 and step % $every = 0) as high_reach,
     max(log2(scale * amax)) filter (where scale > 0 and amax > 0) as highest_reach,
     arg_max(step, log2(scale * amax)) filter (where scale > 0 and amax > 0) as highest_at,
     count(*) filter (where inf > 0) as rows_infinite,

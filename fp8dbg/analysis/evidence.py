@@ -112,7 +112,7 @@ class Evidence:
 
     @cached_property
     def amax(self) -> list[Row]:
-        """amax_facts of every operand with a scale; medians from about 500 steps, which is plenty."""
+        """amax_facts of every operand with a scale; percentiles from about 500 steps, which is plenty."""
         return self.ask("amax_facts", every=max(1, (self.run["steps"] or 0) // 500))
 
     @cached_property

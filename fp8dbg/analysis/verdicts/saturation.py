@@ -36,6 +36,9 @@ JUMP = 2.5
 """log2 of scale x amax over the format's maximum that counts as a jump where only amax was recorded: 5.7 times, where a
 Gaussian tensor that grew as a whole has two fifths of its values clipped."""
 
+UNUSUAL = 1.5
+"""log2 by which it must exceed what 98 % of the steps stay below."""
+
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
     """Findings for clipping on sampled steps, then for jumps between them."""
@@ -86,12 +89,11 @@ def _jumps(evidence: Evidence, seen: list[tuple[str, str]]) -> Iterator[Finding]
 
 
 def _overshoot(amax: Row, largest: float) -> float:
-    """log2 of how far the largest value went beyond the maximum, less what this tensor's own history makes usual."""
-    reach, usual = amax["highest_reach"], amax["usual_reach"]
-    if reach is None or usual is None or amax["highest_at"] == amax["first_step"]:
+    """log2 of how far the largest value went beyond the maximum; 0 if the tensor goes as far every now and then."""
+    reach, high = amax["highest_reach"], amax["high_reach"]
+    if reach is None or high is None or amax["highest_at"] == amax["first_step"] or reach - high < UNUSUAL:
         return 0.0
-    own = max(0.0, usual + 8 * 1.4826 * amax["spread_reach"] - math.log2(largest))
-    return float(reach - math.log2(largest) - own)
+    return float(reach - math.log2(largest))
 
 
 def _jump(evidence: Evidence, step: int, over: float, row: Row, amax: Row, wanted: str) -> Finding:
