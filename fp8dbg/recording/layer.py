@@ -66,7 +66,7 @@ class Layer:
         found = self.module._parameters.get("weight")
         if found is None:
             found = self.module.__dict__.get("weight")
-        return found if isinstance(found, Tensor) else None
+        return found if isinstance(found, Tensor) and found.is_floating_point() else None
 
     def bias(self) -> Tensor | None:
         """What the layer adds to its product, or None: it is taken off before outputs are compared."""

@@ -71,6 +71,7 @@ class Probe:
         self.watch, self.layer, self.off = call.watch, call.watch.layer, call.off
         self._given_weight = weight
         self._rows: list[tuple[str, Row]] | None = []
+        self._has_weight_row = False
         self.shadows = Shadows(self)
 
     def lost(self, what: str, error: Exception) -> None:
@@ -80,6 +81,8 @@ class Probe:
     def take(self) -> list[tuple[str, Row]]:
         """Table and row of everything measured so far; what comes later is written at once."""
         rows, self._rows = self._rows or [], None
+        if self._has_weight_row:
+            self.watch.weight_row_step = self.call.step
         return rows
 
     def emit(self, table: str, row: Row) -> None:
@@ -102,8 +105,9 @@ class Probe:
             weight = self.weight()
             if x is not None:
                 self.operand("input", x)
-            if weight is not None and self.watch.weight_row_step != self.call.step:
-                self.watch.weight_row_step = self.call.step
+            if weight is not None and self._weight_wanted():
+                self.watch.weight_probe = weakref.ref(self)
+                self._has_weight_row = True
                 self.operand("weight", weight)
             if y is not None:
                 self.result("output", y)
@@ -132,6 +136,12 @@ class Probe:
         """The weight as the call reads it."""
         weight = self.layer.weight() if self._given_weight is None else self._given_weight
         return None if weight is None else local(weight)
+
+    def _weight_wanted(self) -> bool:
+        """Once a step, and again where the call that had it turned out to be no training."""
+        holder = self.watch.weight_probe() if self.watch.weight_probe is not None else None
+        held = holder is not None and holder.call.step == self.call.step
+        return self.watch.weight_row_step != self.call.step and not held
 
     def cast(self, tensor: Tensor) -> Tensor:
         """The tensor as the GEMM reads it before any FP8: under autocast, its BF16 copy."""
@@ -162,7 +172,8 @@ class Probe:
             self.emit("tensors", {**m.row(), "tensor": role, "histogram": self._histogram(m, tensor)})
 
     def _dump(self, role: str, tensor: Tensor) -> None:
-        if self.recorder.dumps and self.recorder.dumps.take(self.layer.name, role):
+        wanted = bool(self.recorder.dumps) and self.layer.module.training
+        if wanted and self.recorder.dumps.take(self.layer.name, role):
             self.recorder.writer.dump(self.call.step, self.layer.name, {role: tensor})
 
     def _histogram(self, m: Measurement, tensor: Tensor) -> dict[str, Any] | None:

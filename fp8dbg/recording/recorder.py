@@ -34,6 +34,9 @@ _MOST_CALLS = 4096
 _MOST_ON_DEVICE = 1 << 16
 """The same where amaxes wait on an accelerator: reaching it costs one wait for the device."""
 
+_VITAL = frozenset({"root_finished", "optimizer_stepped", "next_step"})
+"""Methods without which no row could say which step it is of."""
+
 _SILENT_STEPS = 3
 """Optimizer steps without a call of any layer before that is reported."""
 
@@ -140,8 +143,9 @@ class Recorder:
         return Probe(self.probing, self, call, weight)
 
     def lost(self, what: str, error: Exception) -> None:
-        """Record that something, of no layer in particular, is no longer seen."""
+        """Record that something, of no layer in particular, is no longer seen; without steps there is nothing."""
         self.event("error", None, sentence(what, error))
+        self.paused = self.paused or not _VITAL.isdisjoint(self.off)
 
     def lost_at(self, layer: str, what: str, error: Exception) -> None:
         """Record that something of a layer is no longer seen."""
@@ -158,15 +162,14 @@ class Recorder:
 
     # Boundaries.
 
-    @guarded("the loss and the microbatches")
+    @guarded("what follows the end of a backward pass")
     def root_finished(self, tensors: Any) -> None:
         """A backward pass has finished: the microbatch is over, if any of it was ours."""
         if self.paused or self.calls == self._calls_at_root:
             return
         start = time.perf_counter()
         self._calls_at_root = self.calls
-        with undisturbed(None):
-            self.log.root(tensors)
+        self.take_loss(tensors)
         for call in self.waiting:
             if not call.finished:
                 self.finish(call)
@@ -178,7 +181,13 @@ class Recorder:
             self.settle()
         self.spent += time.perf_counter() - start
 
-    @guarded("the optimizers' steps")
+    @guarded("the loss of backward passes")
+    def take_loss(self, tensors: Any) -> None:
+        """The root's value."""
+        with undisturbed(None):
+            self.log.root(tensors)
+
+    @guarded("what follows the optimizer's next step")
     def optimizer_stepped(self, optimizer: Optimizer) -> None:
         """An optimizer has stepped: the step is over when all of this model's have, or when one steps again."""
         if self._by_hand or not self.parts.optimizers.ours(optimizer):
@@ -193,7 +202,7 @@ class Recorder:
         if len(self.stepped) >= self.parts.optimizers.count():
             self.next_step()
 
-    @guarded("the ends of steps")
+    @guarded("what follows the next step")
     def next_step(self) -> None:
         """Close the step's books and open the next one's."""
         start = time.perf_counter()
@@ -202,7 +211,7 @@ class Recorder:
             if self.sampled or self.on_host:
                 self.settle()
             self.spent += time.perf_counter() - start
-            self._close_step(start)
+            self.close_step(start)
             start = time.perf_counter()
         self._last_stepped, self.stepped = self.stepped, set()
         self.waiting.clear()
@@ -214,7 +223,7 @@ class Recorder:
     def decide(self) -> None:
         """Whether the step that begins is measured in full; if so, the emulated scales are brought up to date."""
         self.reason = self.sampling.decide(self.step)
-        self.paused = self.sampling.settings.stop or bool(self.writer.stopped)
+        self.paused = self.sampling.settings.stop or bool(self.writer.stopped) or not _VITAL.isdisjoint(self.off)
         self.sampled = self.reason is not None and not self.paused
         if self.sampled:
             self.settle()
@@ -223,15 +232,32 @@ class Recorder:
     def settle(self) -> None:
         """Turn finished calls into rows and hand them to the writer; waits for an accelerator."""
         done, self._done = self._done, []
+        self.write_amaxes(done)
+        self.write_figures(done)
+        self.write_losses()
+
+    @guarded("amax")
+    def write_amaxes(self, done: list[Call]) -> None:
+        """Rows of ``amax``; the emulated scales move on."""
         if done:
             self.writer.append("amax", self.ledger.settle(done))
+
+    @guarded("what is measured in full")
+    def write_figures(self, done: list[Call]) -> None:
+        """Rows of ``tensors`` and ``gemms``."""
         for call in done:
             if call.probe is not None:
                 for table, row in call.probe.take():
                     self.writer.append(table, [row])
+
+    @guarded("losses that are on a device")
+    def write_losses(self) -> None:
+        """Rows of ``steps`` that had to wait."""
         self._look_at_loss(self.log.settle())
 
-    def _close_step(self, now: float) -> None:
+    @guarded("the rows of steps")
+    def close_step(self, now: float) -> None:
+        """The step's own row."""
         row: Row = {
             "step": self.step,
             "rank": self.writer.rank,
@@ -244,7 +270,7 @@ class Recorder:
         self._began, self.spent = now, 0.0
         self._look_at_loss(self.log.close_step(row))
         if self.sampled:
-            self._look_at_loss(self.log.settle())
+            self.write_losses()
             self.writer.flush()
 
     def _look_at_loss(self, finite: bool) -> None:
@@ -267,7 +293,7 @@ class Recorder:
         """Write what is finished. A step that no optimizer has ended yet is written as far as it came."""
         self.settle()
         if not self.idle() and not self.paused:
-            self._close_step(time.perf_counter())
+            self.close_step(time.perf_counter())
             self.settle()
 
     def coverage(self) -> dict[str, Any]:

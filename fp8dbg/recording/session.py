@@ -25,6 +25,7 @@ from fp8dbg.recording.recorder import Parts, Recorder
 from fp8dbg.recording.sampling import Sampling, Settings, texts
 from fp8dbg.recording.shadows import KEPT_BYTES
 from fp8dbg.recording.steps import Optimizers, numbers
+from fp8dbg.recording.watch import Watch
 from fp8dbg.runs.writer import RunWriter
 
 __all__ = ["Session", "attach"]
@@ -137,12 +138,21 @@ class Session:
         for name, path, module in list(recorder.unclaimed(model, lambda m: isinstance(m, types))):
             self._handles.append(recorder.hook(OperandsOnly(name, module, path)))
         recorder.probing.kept_bytes = KEPT_BYTES // max(len(recorder.watches), 1)
-        layers = [watch.layer.facts() for watch in recorder.watches]
-        self._parts.writer.update_fingerprint(layers=layers)
+        self._parts.writer.update_fingerprint(layers=[self._facts(watch) for watch in recorder.watches])
         self._say_what_is_odd(model)
         boundaries.listen(recorder)
         atexit.register(self.close)
         recorder.decide()
+
+    def _facts(self, watch: Watch) -> dict[str, Any]:
+        layer = watch.layer
+        try:
+            if layer.gemms and layer.weight() is None:
+                self.recorder.event("gap", layer.name, "Its weight is not seen: it is computed or not floating point.")
+            return layer.facts()
+        except Exception as error:  # noqa: BLE001  an adapter's own reading of its host
+            report(watch, "what run.json says of it", error)
+            return {"layer": layer.name, "module": layer.path, "host": layer.host}
 
     def _say_what_is_odd(self, model: nn.Module) -> None:
         if not self.recorder.watches:

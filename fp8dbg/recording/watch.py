@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import weakref
 from collections import deque
 from collections.abc import Mapping
 from time import perf_counter
@@ -127,6 +129,7 @@ class Watch:
         "seen",
         "states",
         "told",
+        "weight_probe",
         "weight_row_step",
     )
 
@@ -138,18 +141,12 @@ class Watch:
         self._calls, self._tick = 0, -1
         self._weight: Amax | None = None
         self._weight_step = self.weight_row_step = -1
+        self.weight_probe: weakref.ref[Probe] | None = None
         self._owed: deque[tuple[int, int, int]] = deque(maxlen=1024)
 
     def lost(self, what: str, error: Exception) -> None:
         """Record that something of this layer is no longer seen."""
         self.recorder.lost_at(self.layer.name, what, error)
-
-    def on_forward(self, _: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
-        """The module's forward hook (with keyword arguments)."""
-        if torch.compiler.is_compiling():
-            _called_eagerly(self, args, kwargs, output)
-        else:
-            self.called(args, kwargs, output)
 
     @guarded("its calls")
     def called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
@@ -203,18 +200,23 @@ class Watch:
     def _recomputed(self) -> tuple[int, int] | None:
         """Running inside a backward: None where the first pass was recorded, else the place that pass left open.
 
-        Reentrant checkpointing runs its first pass without a graph; its second is the one whose gradients come, and
-        the last call made is the first to be recomputed.
+        Reentrant checkpointing runs its first pass without a graph; its second is the one whose gradients come. Within
+        a microbatch the last call made is the first to be recomputed; microbatches come back in order.
         """
         recorder = self.recorder
         hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
         if hooks is not None and hooks[0].__qualname__.startswith("_recomputation_hook"):
             return None
-        while self._owed:
-            step, microbatch, index = self._owed.pop()
-            if step == recorder.step:
-                return microbatch, index
-        return None
+        while self._owed and self._owed[0][0] != recorder.step:
+            self._owed.popleft()
+        if not self._owed:
+            return None
+        microbatches = [microbatch for _, microbatch, _ in self._owed]
+        mine = recorder.microbatch if recorder.microbatch in microbatches else microbatches[0]
+        place = max(i for i, microbatch in enumerate(microbatches) if microbatch == mine)
+        _, microbatch, index = self._owed[place]
+        del self._owed[place]
+        return microbatch, index
 
     def _take(self, place: tuple[int, int], x: Any, y: Any, weight: Tensor | None) -> Call | None:
         start = perf_counter()
@@ -273,6 +275,25 @@ class Watch:
 _called_eagerly = _disable_dynamo(Watch.called)
 
 
+class ModuleHook:
+    """The forward hook of a module. A copy of the module, deep or pickled, gets a hook that does nothing."""
+
+    __slots__ = ("_watch",)
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+
+    def __call__(self, _: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
+        """A call of the module; what torch.compile is tracing it leaves, by a graph break, to plain Python."""
+        if torch.compiler.is_compiling():
+            _called_eagerly(self._watch, args, kwargs, output)
+        else:
+            self._watch.called(args, kwargs, output)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (contextlib.nullcontext(), "__exit__")  # takes anything, returns None, is there without fp8dbg
+
+
 def hook_module(watch: Watch) -> RemovableHandle:
     """Hook the layer's module. First in line: FSDP's own hook, if it comes first, puts the weight away."""
-    return watch.layer.module.register_forward_hook(watch.on_forward, with_kwargs=True, prepend=True)
+    return watch.layer.module.register_forward_hook(ModuleHook(watch), with_kwargs=True, prepend=True)
