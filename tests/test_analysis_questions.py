@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fp8dbg.analysis.run import open_run
 from fp8dbg.runs.folder import Folder, RunWriter, open_folder
 from fp8dbg.runs.queries import ask
 from tests.synthetic import write_run
@@ -170,3 +171,22 @@ def test_heat_is_layer_by_step(tmp_path: Path) -> None:
         rows = ask(folder, "heat", figure=figure)
         assert len(rows) == 5 * 20
         assert np.isfinite([row["value"] for row in rows]).all()
+
+
+def test_only_the_recipe_in_force_or_compared_with_is_judged(tmp_path: Path) -> None:
+    """Further what-if recipes, which nobody asked to use, make no finding however badly they would do."""
+    rows = [
+        tensor(s, layer=layer, recipe=r, what_if=w, underflow=u, peak_to_median=7.0, amax=1.0)
+        for s in range(0, 100, 10)
+        for layer, r, w, u in [
+            ("fp8", "delayed", None, 0),
+            ("fp8", "unscaled", "unscaled", 90),
+            ("bf16", "delayed", "delayed", 0),
+            ("bf16", "current", "current", 90),
+        ]
+    ]
+    with RunWriter(tmp_path / "run", fingerprint={"recipe": {"name": "delayed", "parameters": {}}}) as writer:
+        writer.append("tensors", rows)
+    run = open_run(tmp_path / "run")
+    assert [(r["layer"], r["what_if"]) for r in run.evidence.operands] == [("bf16", "delayed"), ("fp8", None)]
+    assert run.findings() == []

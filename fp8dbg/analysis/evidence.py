@@ -10,7 +10,9 @@ from functools import cached_property
 from typing import Any
 
 from fp8dbg.analysis.limits import Limit
+from fp8dbg.errors import UsageError
 from fp8dbg.numerics.formats import FORMATS
+from fp8dbg.numerics.recipes import Recipe
 from fp8dbg.runs.folder import Folder
 from fp8dbg.runs.queries import ask
 from fp8dbg.runs.schema import OPERANDS
@@ -101,8 +103,30 @@ class Evidence:
 
     @cached_property
     def operands(self) -> list[Row]:
-        """tensor_facts of the tensors that a recipe casts to a format fp8dbg knows; others cannot be judged."""
-        return [row for row in self.tensors if row["recipe"] and row["tensor"] in OPERANDS and row["format"] in FORMATS]
+        """tensor_facts of the tensors that a recipe casts to a format fp8dbg knows, one row for each layer and tensor.
+
+        The recipe in force; where none is, the one that the run compares with. Further what-if recipes are not judged:
+        nobody asked to use them.
+        """
+        rows: dict[tuple[str, str], list[Row]] = {}
+        for row in self.tensors:
+            if row["recipe"] and row["tensor"] in OPERANDS and row["format"] in FORMATS:
+                rows.setdefault((row["layer"], row["tensor"]), []).append(row)
+        return [min(found, key=self._distance) for found in rows.values()]
+
+    def _distance(self, row: Row) -> tuple[int, str]:
+        """How far a row's recipe is from what the layer really does."""
+        if row["what_if"] is None:
+            return 0, ""
+        return (1 if row["what_if"] == self._compared_with else 2), row["what_if"]
+
+    @cached_property
+    def _compared_with(self) -> str:
+        recipe = self.folder.meta.get("recipe")
+        try:
+            return Recipe.from_dict(recipe).label if isinstance(recipe, Mapping) else str(recipe)
+        except (UsageError, KeyError):
+            return ""
 
     @cached_property
     def gemms(self) -> list[Row]:

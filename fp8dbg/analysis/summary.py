@@ -161,7 +161,11 @@ def _coverage(run: Run, facts: RunFacts) -> Coverage:
 
 def _worst(evidence: Evidence) -> list[Row]:
     """Tensors by what they lost: non-finite first, then lost values and error above the format's floor."""
-    rows = [_with_excess(row, evidence) for row in evidence.ask("overview")]
+    judged = {(row["layer"], row["tensor"], row["what_if"]) for row in evidence.operands}
+    asked = [
+        r for r in evidence.ask("overview") if (r["layer"], r["tensor"], r["what_if"]) in judged or not r["recipe"]
+    ]
+    rows = [_with_excess(row, evidence) for row in asked]
     return sorted(rows, key=lambda r: (not (r["nan"] or r["inf"]), -r["excess"], r["layer"], r["tensor"]))[:WORST]
 
 
