@@ -98,6 +98,8 @@ class SimulatedLinear(nn.Linear):
             return None, "emulated"
         return self._scaling.scale(self, role)
 
+    # compiled loops and state cannot be traced; the import this costs is one that every optimizer makes
+    @torch.compiler.disable
     def forward(self, input: Tensor) -> Tensor:
         """As ``nn.Linear``: input [.., in_features], any floating dtype autocast or the weight's."""
         if self.fp8_fallback == set(GEMMS):
