@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 class Demo(NamedTuple):
@@ -21,8 +24,8 @@ class Demo(NamedTuple):
 @cache
 def demo() -> Demo:
     """Run ``fp8dbg demo`` as a user does; some minutes on a busy machine."""
-    folder = Path(tempfile.mkdtemp(prefix="fp8dbg-demo-")) / "demo_run"
-    done = subprocess.run(
-        [sys.executable, "-m", "fp8dbg", "demo", str(folder)], capture_output=True, text=True, check=True
-    )
-    return Demo(folder, done.stdout, done.stderr)
+    place = Path(tempfile.mkdtemp(prefix="fp8dbg-demo-"))
+    command = [sys.executable, "-m", "fp8dbg", "demo", "demo_run"]
+    environment = {**os.environ, "COLUMNS": "80", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=True)
+    return Demo(place / "demo_run", done.stdout, done.stderr)

@@ -176,7 +176,7 @@ class TestWholeDemo:
         """stdout is for people; the page's place is on stderr, as the last line."""
         assert UP in demo().out.splitlines()[0]
         assert "the first and the last layer" in demo().out
-        assert demo().err.splitlines()[-1] == f"The page is {demo().folder / 'report.html'}"
+        assert demo().err.splitlines()[-1] == "The page is demo_run/report.html"
         assert UP in (demo().folder / "report.html").read_text(encoding="utf-8")
 
     def test_the_doctor_predicts_its_size(self) -> None:
