@@ -26,11 +26,12 @@ def apply_fallback(model: nn.Module, plan: plans.Plan) -> list[str]:
     """Make the plan hold in a live model, in place; the modules' own hooks, parameters and state stay as they are.
 
     A whole module goes to BF16, or to another recipe than delayed scaling, in an autocast of its own inside the
-    run's. Its backward alone goes to BF16 where the version has ``backward_override`` (2.16) and the run's recipe is
+    run's; a plan for some of a module's GEMMs takes the others along to BF16. Its backward alone goes to BF16 where
+    the version has ``backward_override`` (2.16); that override needs a run whose recipe is
     not delayed scaling. Every rank must apply the same plan: amax reductions are collective.
 
     Returns:
-        A sentence for each thing that cannot be done without Transformer Engine's debug features.
+        A sentence for each module of which more or less than planned could be done.
 
     Raises:
         UnknownNameError: a layer of the plan is no Transformer Engine layer of this model.
@@ -46,27 +47,31 @@ def apply_fallback(model: nn.Module, plan: plans.Plan) -> list[str]:
     for name in dict.fromkeys(owner[layer] for layer in wanted):
         layers = state.layer_names(name, modules[name])
         context, sentence = _context_for(name, [wanted.get(layer, {}) for layer in layers])
-        if context is None:
+        if sentence:
             said.append(sentence)
-        else:
+        if context is not None:
             _wrap_forward(modules[name], context)
     return said
 
 
 def _context_for(name: str, recipes: list[plans.Recipes]) -> tuple[Context | None, str]:
-    """The context for a module's forward, or None and why there is none."""
+    """The context for a module's forward, or None; and what must be said about it."""
     first = recipes[0]
-    labels = set(first.values())
-    if any(other != first for other in recipes):
-        return None, f"{name}: its GEMM layers share one autocast, so one of them alone cannot be switched here."
-    if first == _WHOLE_BF16:
+    alike = all(other == first for other in recipes)
+    if alike and first == _WHOLE_BF16:
         return _in_bf16, ""
-    if plans.is_whole(first) and len(labels) == 1 and plans.recipe_name(first["fprop"]) in _THEIRS:
-        return functools.partial(_in_recipe, first["fprop"]), ""
-    if first == _BACKWARD and state.te_version() >= (2, 16):
+    if alike and first == _BACKWARD and state.te_version() >= (2, 16):
         return _backward_in_bf16, ""
-    asked = ", ".join(f"{gemm} in {label}" for gemm, label in first.items())
-    return None, f"{name}: {asked} cannot be had by an autocast around the module; use the debug features' YAML."
+    labels = {label for one in recipes for label in one.values()}
+    if alike and plans.is_whole(first) and len(labels) == 1 and plans.recipe_name(first["fprop"]) in _THEIRS:
+        return functools.partial(_in_recipe, first["fprop"]), ""
+    if labels == {"bf16"}:
+        return _in_bf16, (
+            f"{name}: an autocast switches the whole module, so all its GEMMs go to bf16; "
+            "Transformer Engine's debug features (write_fallback) keep single ones."
+        )
+    asked = ", ".join(sorted(labels))
+    return None, f"{name}: an autocast around the module cannot give it {asked} as planned; it is left as before."
 
 
 def _wrap_forward(module: nn.Module, context: Context) -> None:

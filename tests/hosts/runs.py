@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
+from fp8dbg.hooks import nvidia_te
+from fp8dbg.hooks import nvidia_te_state as state
 from fp8dbg.runs.folder import open_folder
+from tests.hosts.te_cpu.quantizers import Cast
 
 _BOUNDARY = {torch.float8_e4m3fn: 464.0, torch.float8_e5m2: 61440.0}
 
@@ -63,3 +67,18 @@ def figures(path: Path) -> dict[tuple[str, str], list[Figures]]:
         key = row.pop("layer"), row.pop("tensor")
         found.setdefault(key, []).append(Figures(**row))
     return found
+
+
+def owner_of(net: nn.Module, cast: Cast) -> tuple[str, str]:
+    """Layer and operand of a cast: by the quantizer, or by the weight, which has a copy of it where it is cached."""
+    for name, module in net.named_modules():
+        for layer in nvidia_te._layers_of(name, name, module) if state.kind_of(module) else ():
+            weight = layer.weight()
+            if weight is not None and weight.data_ptr() == cast.dense.data_ptr():
+                return layer.name, "weight"
+            for role, direction in (("input", "fwd"), ("weight", "fwd"), ("grad_output", "bwd")):
+                quantizers: Any = module.quantizers  # empty until the module's first forward
+                slot = getattr(layer.slots, role)
+                if any(q is cast.quantizer for q in quantizers[f"scaling_{direction}"][slot : slot + 1]):
+                    return layer.name, role
+    raise AssertionError("a cast by a quantizer of no layer")

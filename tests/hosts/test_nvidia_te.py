@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import fp8dbg
-from fp8dbg.hooks import nvidia_te, nvidia_te_apply
+from fp8dbg.hooks import nvidia_te_apply
 from fp8dbg.hooks import nvidia_te_state as state
 from tests.hosts import te_cpu, te_nets
-from tests.hosts.runs import Figures, figures, rows
+from tests.hosts.runs import Figures, figures, owner_of, rows
 from tests.hosts.te_cpu.enums import torch_dtype
 from tests.hosts.te_cpu.quantizers import Cast
 from tests.hosts.test_fallback_text import Entry, Plan
@@ -33,7 +33,7 @@ def spying(net: nn.Module) -> Iterator[Seen]:
     seen: Seen = {}
 
     def observer(cast: Cast) -> None:
-        key = _owner(net, cast.quantizer)
+        key = owner_of(net, cast)
         recomputed = key[1] != "grad_output" and torch._C._current_graph_task_id() != -1
         if not recomputed:
             inner = {name: value.clone() for name, value in cast.inner.items()}
@@ -44,16 +44,6 @@ def spying(net: nn.Module) -> Iterator[Seen]:
         yield seen
     finally:
         te_cpu.OBSERVERS.remove(observer)
-
-
-def _owner(net: nn.Module, quantizer: Any) -> tuple[str, str]:
-    for name, module in net.named_modules():
-        for layer in nvidia_te._layers_of(name, name, module) if state.kind_of(module) else ():
-            for role, direction in (("input", "fwd"), ("weight", "fwd"), ("grad_output", "bwd")):
-                quantizers: Any = module.quantizers
-                if quantizers[f"scaling_{direction}"][getattr(layer.slots, role)] is quantizer:
-                    return layer.name, role
-    raise AssertionError("a cast by a quantizer of no layer")
 
 
 def train(
@@ -251,6 +241,44 @@ def test_a_spike_under_delayed_scaling_clips_for_one_step(te: Any, tmp_path: Pat
     assert any("saturat" in code for code in titles), titles
 
 
+def test_a_wide_tensor_under_current_scaling_is_flushed_and_blocks_keep_it(te: Any, tmp_path: Path) -> None:
+    """Inputs over ten binades' spread: per-tensor E4M3 turns over a third of them into zero, MXFP8 none."""
+    ratios = {}
+    for recipe in ("current", "mxfp8"):
+        net = te_nets.four_layers(te)
+        with fp8dbg.attach(net, tmp_path / recipe, every=1):
+            for step in range(2):
+                spread = torch.randn(64, 1, generator=torch.Generator().manual_seed(50 + step)) * 8.0
+                x = (te_nets.batch(step).float() * spread.exp2()).bfloat16()
+                with te_nets.autocast(te, te_nets.recipe(recipe)):
+                    y = net(x)
+                y.float().pow(2).mean().backward()
+                torch.optim.SGD(net.parameters(), lr=1e-6).step()
+        query = "select max(underflow_ratio) as ratio from tensor_ratios where layer = '0' and tensor = 'input'"
+        ratios[recipe] = rows(tmp_path / recipe, query)[0]["ratio"]
+    assert ratios["current"] > 0.33
+    assert ratios["mxfp8"] < 0.01
+    found = [f for f in fp8dbg.open_run(tmp_path / "current").findings() if f.layer == "0" and f.tensor == "input"]
+    assert found
+
+
+def test_a_resume_without_the_amax_state_starts_from_scale_one(te: Any, tmp_path: Path) -> None:
+    """Weights reloaded without _extra_state: the first resumed step has the initial scale, and gradients vanish."""
+    net = te_nets.four_layers(te)
+    with fp8dbg.attach(net, tmp_path, every=1):
+        train(te, net, "delayed", steps=3, microbatches=1, spread=0.0)
+    weights = {name: value for name, value in net.state_dict().items() if not name.endswith("_extra_state")}
+    resumed = te_nets.four_layers(te, seed=1)
+    resumed.load_state_dict(weights, strict=False)
+    with fp8dbg.attach(resumed, tmp_path, every=1, first_step=3):
+        train(te, resumed, "delayed", steps=2, microbatches=1, spread=0.0)
+    query = "select step, scale_source, scale_delta from tensors where layer = '3' and tensor = 'weight' order by step"
+    found = {row["step"]: (row["scale_source"], row["scale_delta"]) for row in rows(tmp_path, query)}
+    assert [found[step][0] for step in range(5)] == ["initial", "live", "live", "initial", "live"]
+    assert found[3][1] < -10
+    assert abs(found[4][1]) < 1
+
+
 def test_an_unknown_version_is_warned_of(te: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A version that was never read: a warning with its number, an event, and recording goes on."""
     monkeypatch.setattr(state, "te_version", lambda: (9, 1))
@@ -312,7 +340,8 @@ def test_the_backward_alone_goes_to_bf16(te: Any) -> None:
         assert said == []
         assert same_as_bf16(te, net[0], "current") == {"dgrad", "wgrad"}
     else:
-        assert "cannot be had by an autocast" in said[0]
+        assert "all its GEMMs go to bf16" in said[0]
+        assert same_as_bf16(te, net[0], "current") == {"fprop", "dgrad", "wgrad"}
 
 
 def test_a_layer_gets_another_recipe(te: Any, tmp_path: Path) -> None:
@@ -327,10 +356,15 @@ def test_a_layer_gets_another_recipe(te: Any, tmp_path: Path) -> None:
 
 
 def test_applying_says_what_an_autocast_cannot_do(te: Any) -> None:
-    """One GEMM, one of two layers in a module, delayed scaling for a layer: each is refused in a sentence."""
+    """One GEMM, or one of two layers, takes the module's rest along to BF16; delayed scaling for a layer is refused."""
     net = te_nets.four_layers(te)
     plan = Plan((Entry("0", ("fprop",)), Entry("2.fc1"), Entry("3", recipe="delayed")))
     said = nvidia_te_apply.apply_fallback(net, plan)
     assert [sentence.split(":")[0] for sentence in said] == ["0", "2", "3"]
+    assert "all its GEMMs go to bf16" in said[0]
+    assert "left as before" in said[2]
+    with te_nets.autocast(te, te_nets.recipe("current")):
+        net(te_nets.batch(0))
+    assert [state.in_fp8(module) for module in net] == [False, True, False, True]
     with pytest.raises(fp8dbg.errors.UnknownNameError, match=r"2\.fc1"):
         nvidia_te_apply.apply_fallback(net, Plan((Entry("2"),)))
