@@ -35,6 +35,7 @@ CHARTS_OF = {
     "non_finite": ("nonfinite", "magnitudes"),
     "dead_tensor": ("lost", "magnitudes"),
     "gain_error": ("gain", "noise"),
+    "rank_disagreement": ("scales", "magnitudes"),
 }
 """The two charts that show a verdict best; others get ``_OTHERWISE``, GEMMs their own."""
 _OTHERWISE = ("noise", "lost")

@@ -34,6 +34,7 @@ FIRST_FIGURE = {"saturation": "saturated_ratio", "stale_scale": "scale_delta", "
     "non_finite": "nonfinite_ratio",
     "outlier": "peak_to_median",
     "gain_error": "excess_db",
+    "rank_disagreement": "scale_delta",
 }
 """The heat map that opens first, by the worst finding's code; underflow for every other."""
 

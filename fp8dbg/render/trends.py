@@ -27,6 +27,7 @@ COLUMN_OF = {
     "non_finite": "nonfinite_ratio",
     "dead_tensor": "zero_ratio",
     "gain_error": "norm_ratio",
+    "rank_disagreement": "scale_delta",
 }
 """The figure that shows a verdict; rel_l2 for every other."""
 
