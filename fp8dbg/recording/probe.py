@@ -67,12 +67,20 @@ class Probe:
     """
 
     def __init__(self, probing: Probing, recorder: Recorder, call: Call, weight: Tensor | None) -> None:
-        self.probing, self.recorder, self.call = probing, recorder, call
+        self.probing, self.recorder = probing, recorder
+        self._call = weakref.ref(call)  # it holds this: a circle would outlive an evaluation's graph
         self.watch, self.layer, self.off = call.watch, call.watch.layer, call.off
         self._given_weight = weight
         self._rows: list[tuple[str, Row]] | None = []
-        self._has_weight_row = False
+        self.step, self._has_weight_row = call.step, False
         self.shadows = Shadows(self)
+
+    @property
+    def call(self) -> Call:
+        """The call, which is alive whenever anything is asked of its probe."""
+        call = self._call()
+        assert call is not None
+        return call
 
     def lost(self, what: str, error: Exception) -> None:
         """As the layer's."""
@@ -140,8 +148,7 @@ class Probe:
     def _weight_wanted(self) -> bool:
         """Once a step, and again where the call that had it turned out to be no training."""
         holder = self.watch.weight_probe() if self.watch.weight_probe is not None else None
-        held = holder is not None and holder.call.step == self.call.step
-        return self.watch.weight_row_step != self.call.step and not held
+        return self.watch.weight_row_step != self.call.step and (holder is None or holder.step != self.call.step)
 
     def cast(self, tensor: Tensor) -> Tensor:
         """The tensor as the GEMM reads it before any FP8: under autocast, its BF16 copy."""

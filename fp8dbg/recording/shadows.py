@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -40,7 +41,7 @@ class Shadows:
     """
 
     def __init__(self, probe: Probe) -> None:
-        self._probe = probe
+        self._probe: Probe = weakref.proxy(probe)  # it holds this: no circle
         self._error: tuple[Tensor, Tensor, int, Row] | None = None
         self._columns: tuple[Tensor, Tensor, int] | None = None
         self._wanted = {"dgrad": False, "wgrad": False}

@@ -50,16 +50,20 @@ def undisturbed(x: Any) -> Iterator[None]:
         yield
 
 
-def gemm_node(node: Node, known: Collection[str], passing: tuple[str, ...] = ()) -> Node | None:
-    """The node of the GEMM behind an output's node, or None.
+def gemm_node(node: Node, known: Collection[str]) -> tuple[Node, int] | None:
+    """The node of the GEMM behind an output's node, and which of its outputs that is; None if it is not found.
 
-    What stands between may only reshape, cast or add, or be one of a host's own nodes named in ``passing``.
+    What stands between may only reshape, cast or add.
     """
+    place = 0
     for _ in range(4):
         name = node.name()
         if name in known:
-            return node
-        if not name.startswith(_PASSING + passing) or not node.next_functions or node.next_functions[0][0] is None:
+            return node, place
+        if not name.startswith(_PASSING) or not node.next_functions:
             return None
-        node = node.next_functions[0][0]
+        behind, place = node.next_functions[0]
+        if behind is None:
+            return None
+        node = behind
     return None

@@ -39,6 +39,7 @@ class Call:
     """
 
     __slots__ = (
+        "__weakref__",
         "dtype",
         "finished",
         "grad_output",
@@ -75,8 +76,8 @@ class Call:
     def gradient(self, grads: tuple[Tensor | None, ...]) -> None:
         """The output's gradient has arrived: the call belongs to a training pass.
 
-        Serves as a pre-hook of the output's autograd node: there the gradient is what the GEMMs will read (after any
-        tensor hook of the user's), and FSDP has its weights together.
+        Serves as a pre-hook of the GEMM's autograd node: there the gradient is what the GEMMs will read (after any
+        tensor hook of the user's on the output), and FSDP has its weights together.
         """
         grad = grads[self.slot]
         recorder = self.watch.recorder
@@ -253,23 +254,31 @@ class Watch:
                 call.probe.forward(x, y)
 
     def _follow(self, call: Call, y: Any) -> None:
-        """Have the gradient find the call; a call that no gradient can reach waits for its microbatch's backward."""
+        """Have the gradient find the call; a call that no gradient can reach waits for its microbatch's backward.
+
+        At the GEMM's own node, where it is found: an output that is a view loses its node to an in-place activation.
+        """
         node = y.grad_fn if isinstance(y, Tensor) and y.requires_grad else None
         if node is None:
             if self.layer.module.training:
                 self.recorder.waiting.append(call)
             return
-        call.slot = y.output_nr
+        found = gemm_node(node, self.layer.nodes)
+        if found is None:
+            call.slot = y.output_nr
+            self._tell_not_found(node.name())
+        else:
+            node, call.slot = found
         node.register_prehook(call.gradient)
-        if call.probe is not None:
-            found = gemm_node(node, self.layer.nodes, self.layer.passing)
-            if found is not None:
-                call.node = found.name()
-                call.probe.shadows.real_to_come = True
-                found.register_hook(call.results)
-            elif self.layer.gemms and not self.told:
-                self.told = True
-                self.recorder.event("gap", self.layer.name, _NOT_FOUND.format(node.name()))
+        if call.probe is not None and found is not None:
+            call.node = node.name()
+            call.probe.shadows.real_to_come = True
+            node.register_hook(call.results)
+
+    def _tell_not_found(self, name: str) -> None:
+        if self.layer.gemms and not self.told:
+            self.told = True
+            self.recorder.event("gap", self.layer.name, _NOT_FOUND.format(name))
 
 
 _called_eagerly = _disable_dynamo(Watch.called)
