@@ -72,13 +72,13 @@ def test_a_comment_cannot_be_ended_by_a_name() -> None:
 
 
 @pytest.fixture
-def config_manager(te: Any) -> Any:
+def config_manager(te: Any, tmp_path: Path) -> Any:
     """nvdlfw_inspect's own configuration manager, and its registry of TE's features."""
     need("nvdlfw_inspect", "yaml")
     from nvdlfw_inspect.config_manager import ConfigManager
     from nvdlfw_inspect.logging import initialize_logger
 
-    initialize_logger(".")
+    initialize_logger(str(tmp_path))
     yield ConfigManager
     ConfigManager.reset()
 
