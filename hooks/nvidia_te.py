@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from fp8dbg.hooks import Handles
@@ -23,18 +23,16 @@ from fp8dbg.hooks import nvidia_te_state as state
 from fp8dbg.hooks.megatron_names import global_names
 from fp8dbg.hooks.nvidia_te_apply import apply_fallback
 from fp8dbg.hooks.nvidia_te_fallback import write_fallback
+from fp8dbg.hooks.nvidia_te_layers import HOST, TeLayer, layers_of
 from fp8dbg.hooks.nvidia_te_state import layer_names
 from fp8dbg.recording.guard import guarded
-from fp8dbg.recording.layer import Gradients, Layer, ScaleInForce
+from fp8dbg.recording.layer import ScaleInForce
 
 if TYPE_CHECKING:
-    from fp8dbg.numerics.recipes import Recipe
     from fp8dbg.recording.recorder import Recorder
     from fp8dbg.recording.watch import Watch
 
 __all__ = ["HOST", "apply_fallback", "attach", "claims", "layer_names", "write_fallback"]
-
-HOST = "nvidia_te"
 
 _HIDDEN = (
     "LayerNormMLP keeps the input of fc2 and the gradient at fc1 inside its kernels: neither is measured on this "
@@ -51,7 +49,7 @@ def attach(model: nn.Module, recorder: Recorder) -> Handles:
     """Watch every Transformer Engine GEMM module of the model; the handle undoes it."""
     rename = global_names(model)
     handles = [
-        _attach_one(module, _layers_of(rename(name), path, module), recorder)
+        _attach_one(module, layers_of(rename(name), path, module), recorder)
         for name, path, module in list(recorder.unclaimed(model, claims))
     ]
     if handles:
@@ -68,17 +66,6 @@ def _tell_version(recorder: Recorder) -> None:
         )
         warnings.warn(said, stacklevel=3)
         recorder.event("gap", None, said)
-
-
-def _layers_of(name: str, path: str, module: nn.Module) -> Sequence[TeLayer]:
-    kind, names = state.kind_of(module), layer_names(name, module)
-    if kind == "LayerNormMLP":
-        return Fc1(names[0], module, path, state.FC1), Fc2(names[1], module, path, state.FC2)
-    if kind == "GroupedLinear":
-        version = state.te_version()
-        slots = [state.grouped_slots(i, len(names), version) for i in range(len(names))]
-        return [Expert(names[i], module, path, slots[i], i) for i in range(len(names))]
-    return ((NormedLinear if kind == "LayerNormLinear" else TeLayer)(name, module, path, state.LINEAR),)
 
 
 def _attach_one(module: nn.Module, layers: Sequence[TeLayer], recorder: Recorder) -> RemovableHandle:
@@ -119,180 +106,3 @@ class _Tap:
         for i, (layer, watch) in enumerate(zip(self.layers, self.watches, strict=True)):
             layer.remembered = remembered[i] if remembered is not None else None
             layer.call(watch, args, kwargs, output)
-
-
-class TeLayer(Layer):
-    """One GEMM layer of a Transformer Engine module; as it is, ``te.Linear``'s."""
-
-    host = HOST
-    as_given = True
-    nodes: tuple[str, ...] = ("_LinearBackward",)
-    gradients: tuple[int | None, int | None] = (1, 0)
-    """Where among the input gradients of that node grad_input and grad_weight are."""
-    weight_names: tuple[str, ...] = ()
-
-    def __init__(self, name: str, module: nn.Module, path: str, slots: state.Slots) -> None:
-        super().__init__(name, module, path)
-        self.slots = slots
-        self.remembered: dict[str, ScaleInForce] | None = None
-        self._theirs: Any = None
-        self._recipe: Recipe | None = None
-        if int(getattr(module, "tp_size", 1)) > 1:  # type: ignore[arg-type, unused-ignore] # an int of theirs
-            # Reduced over ranks after the GEMM; and under sequence parallelism input and output hold other tokens.
-            self.shows_product = getattr(module, "parallel_mode", None) != "row"
-            self.gemms = () if getattr(module, "sequence_parallel", False) else self.gemms
-
-    @property
-    def recipe(self) -> Recipe | None:
-        """The recipe of the module's last forward; None if it ran in BF16 (calibration and a disabled autocast do)."""
-        if not state.in_fp8(self.module):
-            return None
-        meta: Any = self.module.fp8_meta
-        if meta["recipe"] is not self._theirs:
-            self._theirs, self._recipe = meta["recipe"], state.recipe_of(meta["recipe"])
-        return self._recipe
-
-    def call(self, watch: Watch, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
-        """Hand a call of the module to this layer's watch."""
-        watch.called(args, kwargs, output)
-
-    def pick(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> tuple[Any, Any]:
-        """Input and output of the GEMM."""
-        given, made = super().pick(args, kwargs, output)
-        return self.gemm_input(given), made
-
-    def gemm_input(self, given: Any) -> Any:
-        """What the GEMM reads, from what the module was given: its copy in the activation dtype."""
-        dtype = getattr(self.module, "activation_dtype", None)
-        return given.to(dtype) if isinstance(given, Tensor) and dtype is not None else given
-
-    def weight(self) -> Tensor | None:
-        """The weight, [out, in]; one that is held in FP8 alone is there only as its FP8 values."""
-        names = self.weight_names or getattr(self.module, "weight_names", None) or ["weight"]
-        parts = [_dense(getattr(self.module, name)) for name in names]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def bias(self) -> Tensor | None:
-        """The bias that the module adds to its output itself, or None."""
-        if getattr(self.module, "apply_bias", True) and not getattr(self.module, "return_bias", False):
-            found = getattr(self.module, "bias", None)
-            return found if isinstance(found, Tensor) and found.numel() else None
-        return None
-
-    def results(self, node: str, gradients: tuple[Tensor | None, ...]) -> Gradients:
-        """grad_input and grad_weight; a weight gradient that the GEMM adds to ``main_grad`` is not among them."""
-        places = [None if place is None else gradients[place] for place in self.gradients]
-        return places[0], None if getattr(self.module, "fuse_wgrad_accumulation", False) else places[1]
-
-    def scales_now(self) -> dict[str, ScaleInForce]:
-        """The forward operands' scales."""
-        if not state.in_fp8(self.module):
-            return {}
-        return {role: state.live_scale(self.module, role, getattr(self.slots, role)) for role in ("input", "weight")}
-
-    def scale(self, role: str) -> ScaleInForce:
-        """Under delayed scaling the live scale; other recipes store none."""
-        if self.remembered is not None and role in self.remembered:
-            return self.remembered[role]
-        return state.live_scale(self.module, role, getattr(self.slots, role))
-
-
-def _dense(weight: Tensor) -> Tensor:
-    return weight.dequantize() if hasattr(weight, "_quantizer") else weight
-
-
-class NormedLinear(TeLayer):
-    """``te.LayerNormLinear``: the GEMM reads the normalised input."""
-
-    nodes: tuple[str, ...] = ("_LayerNormLinearBackward",)
-    gradients = (None, 3)  # the gradient of the module's input has gone through the norm
-
-    def gemm_input(self, given: Any) -> Any:
-        """The norm of the input, computed once more; a gradient reaches it if the norm has anything to learn."""
-        norm_weight: Any = self.module.layer_norm_weight
-        y = _normed(self.module, super().gemm_input(given), self.recipe.name if self.recipe is not None else "")
-        return y.requires_grad_(bool(given.requires_grad or norm_weight.requires_grad))
-
-
-def _normed(module: Any, x: Tensor, recipe: str) -> Tensor:
-    """The module's norm of x: in float32 where the kernel casts to FP8 itself (delayed scaling), else rounded to x's.
-
-    Transformer Engine fuses the cast into the norm for delayed scaling only, and not where the norm is returned too.
-    """
-    weight: Tensor = module.layer_norm_weight.detach().float()
-    values = x.detach().float()
-    if getattr(module, "zero_centered_gamma", False):
-        weight = weight + 1.0
-    if module.normalization == "RMSNorm":
-        y = values * (values.pow(2).mean(-1) + module.eps).rsqrt()[..., None] * weight
-    else:
-        mean = values.mean(-1)
-        rsigma = (values.var(-1, unbiased=False) + module.eps).rsqrt()
-        y = (values - mean[..., None]) * rsigma[..., None] * weight + module.layer_norm_bias.detach().float()
-    fused = recipe == "delayed" and not getattr(module, "return_layernorm_output", False)
-    result: Tensor = y if fused else y.to(x.dtype)
-    return result
-
-
-class Fc1(NormedLinear):
-    """The first GEMM of ``te.LayerNormMLP``: its output and its gradient stay inside."""
-
-    nodes: tuple[str, ...] = ()
-    weight_names = ("fc1_weight",)
-
-    def pick(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> tuple[Any, Any]:
-        """The normalised input, and no output."""
-        return super().pick(args, kwargs, output)[0], None
-
-
-class Fc2(TeLayer):
-    """The second GEMM of ``te.LayerNormMLP``: its input stays inside."""
-
-    nodes = ("_LayerNormMLPBackward",)
-    gradients = (None, 5)
-    weight_names = ("fc2_weight",)
-
-    def pick(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> tuple[Any, Any]:
-        """No input; the module's output."""
-        return None, super().pick(args, kwargs, output)[1]
-
-
-class Expert(TeLayer):
-    """One GEMM of ``te.GroupedLinear``: a slice of the rows; one without rows in a call is not a call."""
-
-    nodes = ()
-
-    def __init__(self, name: str, module: nn.Module, path: str, slots: state.Slots, index: int) -> None:
-        super().__init__(name, module, path, slots)
-        self.index, self.weight_names = index, (f"weight{index}",)
-
-    def call(self, watch: Watch, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
-        """Hand this expert's rows over, and follow their part of the gradient."""
-        given, out = Layer.pick(self, args, kwargs, output)
-        splits = kwargs.get("m_splits", args[1] if len(args) > 1 else None)
-        if splits is None or not isinstance(given, Tensor) or not isinstance(out, Tensor):
-            raise ValueError("GroupedLinear was called without m_splits")
-        sizes = [int(n) for n in splits]
-        start, rows = sum(sizes[: self.index]), sizes[self.index]
-        if not rows:
-            return
-        made = watch.forward(self.gemm_input(given[start : start + rows]), None)
-        if made is not None and out.grad_fn is not None:
-            _follow(out, start, rows, made.gradient)
-
-    def bias(self) -> Tensor | None:
-        """No output is compared, so none is needed."""
-        return None
-
-
-def _follow(out: Tensor, start: int, rows: int, gradient: Any) -> None:
-    """Call ``gradient`` with these rows of the gradient of ``out``, when it has been computed."""
-    slot = out.output_nr
-
-    def prehook(grads: tuple[Tensor | None, ...]) -> None:
-        grad = grads[slot]
-        if grad is not None:
-            gradient((grad[start : start + rows],))
-
-    assert out.grad_fn is not None
-    out.grad_fn.register_prehook(prehook)

@@ -31,9 +31,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def need(*modules: str) -> None:
     """Skip the test unless these modules are installed."""
-    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    missing = [name for name in modules if not _installed(name)]
     if missing:
         pytest.skip(f"{', '.join(missing)} not installed")
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # not even its parent package
+        return False
 
 
 @pytest.fixture(scope="session")

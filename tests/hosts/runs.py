@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from fp8dbg.hooks import nvidia_te
 from fp8dbg.hooks import nvidia_te_state as state
+from fp8dbg.hooks.nvidia_te_layers import layers_of
 from fp8dbg.runs.folder import open_folder
 from tests.hosts.te_cpu.quantizers import Cast
 
@@ -72,7 +72,7 @@ def figures(path: Path) -> dict[tuple[str, str], list[Figures]]:
 def owner_of(net: nn.Module, cast: Cast) -> tuple[str, str]:
     """Layer and operand of a cast: by the quantizer, or by the weight, which has a copy of it where it is cached."""
     for name, module in net.named_modules():
-        for layer in nvidia_te._layers_of(name, name, module) if state.kind_of(module) else ():
+        for layer in layers_of(name, name, module) if state.kind_of(module) else ():
             weight = layer.weight()
             if weight is not None and weight.data_ptr() == cast.dense.data_ptr():
                 return layer.name, "weight"
