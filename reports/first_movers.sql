@@ -5,7 +5,7 @@
 --   since (integer, default NULL): first step on which leaving the range counts
 --   healthy_from (integer, default NULL): first step of the window that the usual range is taken from
 --   deviations (number, default 8): how many robust standard deviations away counts as left
---   at_least (number, default 0.5): and by how much at least: doublings for sizes, the figure itself for ratios times 20
+--   at_least (number, default 1): and by how much at least: doublings for sizes, scales and kurtosis, 0.05 for ratios, 0.1 for rel_l2
 --   at_most (integer, default 50): rows wanted
 -- Columns:
 --   layer: layer
@@ -30,7 +30,7 @@ figures as (
     union all
     select step, layer, tensor, 'saturated_ratio', saturated_ratio, 20 * saturated_ratio from operands
     union all
-    select step, layer, tensor, 'rel_l2', rel_l2, 20 * rel_l2 from operands
+    select step, layer, tensor, 'rel_l2', rel_l2, 10 * rel_l2 from operands
     union all
     select step, layer, tensor, 'scale_delta', scale_delta, scale_delta from operands
     union all

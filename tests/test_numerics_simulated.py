@@ -167,15 +167,15 @@ class TestScales:
         amaxes = [1.0, 3.3, 0.0, math.inf, 100.0, 1e-3, 7.7, 1e-38, 3e38, 0.1, 0.1, 0.1, 0.1, 0.1, 5e-45]
         for role in ROLES:
             oracle, size = DelayedState(recipe, role), int(recipe.parameters["history"])
-            history, scale, updates = torch.zeros(size), torch.ones(()), torch.zeros((), dtype=torch.int64)
+            history, scale, updates = torch.zeros(1, size), torch.ones(1), torch.zeros(1, dtype=torch.int64)
             for amax in amaxes:
-                history[0] = max(history[0].item(), amax)
+                history[0, 0] = max(history[0, 0].item(), amax)
                 oracle.observe(amax)
                 oracle.update()
                 over_window = recipe.parameters["algorithm"] == "max"
                 roll_(history, scale, updates, float(recipe.scaled_max(role)), over_window)
                 assert scale.item() == oracle.scale
-                assert history.tolist() == oracle.history
+                assert history[0].tolist() == oracle.history
                 assert (updates.item() == 0) == oracle.initial
 
     @pytest.mark.parametrize("algorithm", ["max", "most_recent"])

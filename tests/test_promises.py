@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from fp8dbg.recording.guard import GUARDED, guarded
-from tests.nets import CASES, Case, Net, table, train
+from tests.nets import CASES, Case, table, train
 
 
 @pytest.mark.parametrize("name", CASES)

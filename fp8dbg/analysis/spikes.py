@@ -18,8 +18,8 @@ WINDOW = 50
 ENOUGH = 10
 """Steps with a loss that there must be in the window."""
 
-SCORE = 10.0
-"""Robust standard deviations that make a spike: Gaussian noise reaches 5.5 in 60,000 steps, heavier tails 9."""
+SCORE = 12.0
+"""Robust standard deviations that make a spike: Gaussian noise reaches 5.5 in 60,000 steps, small text batches 10."""
 
 RISE = 0.05
 """And the share of the usual loss by which it must rise: a loss without noise has no spikes of a hair's width."""
@@ -107,7 +107,7 @@ def _spike(steps: list[int], loss: FloatArray, scores: FloatArray, first: int, l
 
 
 def _first_movers(evidence: Evidence, step: int) -> list[Row]:
-    """Figures that moved in the two sampling intervals before a step, against the twenty before those."""
+    """Figures that moved in the sampling interval before a step, against the twenty intervals before it."""
     interval = evidence.interval
-    since = max(step - max(2 * interval, 5), (evidence.run["first_step"] or 0) + 1)
+    since = max(step - max(interval, 5), (evidence.run["first_step"] or 0) + 1)
     return evidence.ask("first_movers", step=step, since=since, healthy_from=max(0, since - 20 * interval), at_most=20)

@@ -39,9 +39,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [batch, length, width], and so the result."""
         y = self.norm1(x)
-        q, k, v = (
-            p(y).view(*x.shape[:2], HEADS, WIDTH // HEADS).transpose(1, 2) for p in (self.q, self.k, self.v)
-        )
+        q, k, v = (p(y).view(*x.shape[:2], HEADS, WIDTH // HEADS).transpose(1, 2) for p in (self.q, self.k, self.v))
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.o(mixed.transpose(1, 2).reshape(x.shape))
         y = self.norm2(x)

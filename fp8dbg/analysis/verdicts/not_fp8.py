@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fp8dbg.analysis.evidence import Evidence
+from fp8dbg.analysis.evidence import Evidence, Row
 from fp8dbg.analysis.finding import Finding
 from fp8dbg.analysis.spikes import Spike, find_spikes
 from fp8dbg.analysis.wording import factor
@@ -28,8 +28,14 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
     if not evidence.operands:
         return
     for spike in find_spikes(evidence):
-        if spike.loss is not None and not any(m["figure"] in CAST_FIGURES for m in spike.first_movers):
+        if spike.loss is not None and not any(_may_have_caused(mover) for mover in spike.first_movers):
             yield _finding(spike)
+
+
+def _may_have_caused(mover: Row) -> bool:
+    """Whether a cast moved in time: a gradient's on the spike's own step is computed after the loss."""
+    after = mover["tensor"] == "grad_output" and mover["steps_before"] == 0
+    return mover["figure"] in CAST_FIGURES and not after
 
 
 def _finding(spike: Spike) -> Finding:

@@ -49,6 +49,12 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
         yield _masked_finding(evidence, suspect)
 
 
+def _drowns(suspect: Suspect) -> bool:
+    """Whether it lasts and the bulk is lost: of the tensor, or of the blocks that hold the outlier."""
+    peak = suspect.stretch["usual_peak_to_median"]
+    return lasting(suspect) and (suspect.stretch["worst"] >= BULK or peak >= reach(suspect.facts))
+
+
 def _masked(evidence: Evidence) -> list[Suspect]:
     """Tensors that an upstream fault emptied, and whose own outlier would drown what it took."""
     limits = []
@@ -62,7 +68,7 @@ def _masked(evidence: Evidence) -> list[Suspect]:
 
 def _out_of_reach(row: Row) -> bool:
     """Whether the format cannot hold the run's largest value and the healthy window's median at once."""
-    if row["granularity"] != "tensor" or not (row["usual_amax"] and row["usual_peak_to_median"]):
+    if not (row["usual_amax"] and row["usual_peak_to_median"]):
         return False
     return bool(row["worst_amax"] * row["usual_peak_to_median"] / row["usual_amax"] > reach(row))
 
@@ -82,7 +88,7 @@ def _finding(evidence: Evidence, suspect: Suspect) -> Finding:
         suspect,
         code=CODE,
         title="Outlier drowns its tensor",
-        severity=severity(evidence, row, "act" if ratio >= BULK and lasting(suspect) else "watch"),
+        severity=severity(evidence, row, "act" if _drowns(suspect) else "watch"),
         summary=f"{percent(ratio)} of {row['tensor']} {verb} flushed to zero{under(row)} {when(evidence, suspect)}: "
         f"its largest value is {factor(stretch['usual_peak_to_median'])} the median.",
         remedy=f"Keep {' and '.join(gemms)} of {row['layer']} in BF16, or scale it by row or block.",

@@ -157,6 +157,12 @@ def persistent(suspect: Suspect) -> bool:
     return suspect.steps >= 3 and suspect.share >= 0.5
 
 
+def harms(suspect: Suspect) -> bool:
+    """Whether a flush is one to act on: it lasts, and the bulk is lost or the error has left the format's noise."""
+    bulk = suspect.stretch["worst"] >= BULK
+    return lasting(suspect) and (bulk or error_matters(suspect.facts, suspect.stretch["worst_rel_l2"]))
+
+
 def lasting(suspect: Suspect) -> bool:
     """Whether it was so on at least two sampled steps, or is so at the end of the record."""
     return suspect.steps >= 2 or suspect.last_step >= suspect.facts["last_step"]

@@ -16,11 +16,10 @@ from fp8dbg.analysis.evidence import Evidence, Suspect
 from fp8dbg.analysis.finding import Finding
 from fp8dbg.analysis.scales import full_use
 from fp8dbg.analysis.verdicts.shared import (
-    BULK,
     finding_about,
     flushed,
     harm_of,
-    lasting,
+    harms,
     scale_too_small,
     severity,
     under,
@@ -57,7 +56,7 @@ def _finding(evidence: Evidence, suspect: Suspect, spike: int) -> Finding:
         suspect,
         code=CODE,
         title="Stale scale after a spike",
-        severity=severity(evidence, row, "act" if ratio >= BULK and lasting(suspect) else "watch"),
+        severity=severity(evidence, row, "act" if harms(suspect) else "watch"),
         summary=f"The scale of {row['tensor']} {'would be' if row['what_if'] else 'is'} "
         f"{times(stretch['usual_scale_delta'])} too small{under(row)} {when(evidence, suspect)}: it still serves the "
         f"spike of step {spike}, and {percent(ratio)} of the values are flushed to zero.",

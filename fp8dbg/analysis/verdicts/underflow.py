@@ -16,11 +16,10 @@ from fp8dbg.analysis.evidence import Evidence, Suspect
 from fp8dbg.analysis.finding import Finding
 from fp8dbg.analysis.verdicts import outlier, wrong_format
 from fp8dbg.analysis.verdicts.shared import (
-    BULK,
     finding_about,
     flushed,
     harm_of,
-    lasting,
+    harms,
     readers,
     scale_too_small,
     severity,
@@ -50,7 +49,7 @@ def _finding(evidence: Evidence, suspect: Suspect) -> Finding:
         suspect,
         code=CODE,
         title="Values lost to zero",
-        severity=severity(evidence, row, "act" if ratio >= BULK and lasting(suspect) else "watch"),
+        severity=severity(evidence, row, "act" if harms(suspect) else "watch"),
         summary=f"{percent(ratio)} of {row['tensor']} {verb} flushed to zero{under(row)} "
         f"{when(evidence, suspect)}{blame}.",
         remedy=_remedy(suspect),
