@@ -15,6 +15,7 @@ from fp8dbg.numerics.census_kernels import count_codes, largest_magnitude
 from fp8dbg.numerics.code_census import CODES, CodeCensus
 from fp8dbg.numerics.compiled import share_out
 from fp8dbg.numerics.figures import Census, QuantFigures
+from fp8dbg.numerics.memory import array_of
 from fp8dbg.numerics.stream import Stream
 
 __all__ = ["Amax", "Census", "CodeCensus", "QuantFigures", "Stream", "amax_of", "census", "read_together"]
@@ -65,7 +66,7 @@ def _flatten(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 def _count_on_host(flat: torch.Tensor) -> AnyCounts:
     """Counts per code of a contiguous 16-bit CPU tensor: whole uint64 words compiled, the ends by numpy."""
-    codes = flat.view(torch.int16).numpy().view(np.uint16)
+    codes = array_of(flat)
     head = min(-flat.data_ptr() % 8 // 2, codes.size)
     tail = head + (codes.size - head) // 4 * 4
     words = codes[head:tail].view(np.uint64)
@@ -174,9 +175,9 @@ def _largest_on_host(flat: torch.Tensor) -> float:
     """
     mask: np.unsignedinteger[Any]
     if flat.dtype in _SIXTEEN_BITS:
-        bits, mask = flat.view(torch.int16).numpy().view(np.uint16), _MASK_16
+        bits, mask = array_of(flat), _MASK_16
     else:
-        bits, mask = flat.numpy().view(np.uint32), _MASK_32
+        bits, mask = array_of(flat).view(np.uint32), _MASK_32
     if bits.size < 2 * _VALUES_PER_THREAD:
         largest = int(largest_magnitude(bits, mask))
     else:

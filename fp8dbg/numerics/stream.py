@@ -14,6 +14,7 @@ from fp8dbg.errors import UsageError
 from fp8dbg.numerics import census_kernels as kernels
 from fp8dbg.numerics.compiled import share_out
 from fp8dbg.numerics.figures import CastSums, Census, Counts, Tally
+from fp8dbg.numerics.memory import array_of
 
 if TYPE_CHECKING:
     import torch
@@ -52,7 +53,7 @@ class Stream(Census):
 
     @cached_property
     def _arrays(self) -> list[tuple[Values, int]]:
-        return [(tensor.cpu().numpy(), repeat) for tensor, repeat in self._parts]
+        return [(array_of(tensor.cpu()), repeat) for tensor, repeat in self._parts]
 
     def _pass(self, kernel: Any, arguments: tuple[Any, ...], counted: int, summed: int) -> tuple[Counts, list[float]]:
         """Run a kernel over every chunk: its rows of counts, the last column being how often they occur; its sums.

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -19,6 +18,7 @@ from fp8dbg.numerics import tile_kernels as kernels
 from fp8dbg.numerics.compiled import share_out
 from fp8dbg.numerics.figures import CastSums
 from fp8dbg.numerics.formats import Format, round_torch
+from fp8dbg.numerics.memory import array_of
 
 Tile = tuple[int, int]
 """Rows and columns that share a scale."""
@@ -75,7 +75,7 @@ def amax_per_tile(matrix: Tensor, tile: Tile, let_nan_in: bool = False) -> Tenso
     if matrix.device.type != "cpu":
         return _amax_by_torch(matrix, tile, let_nan_in)
     amax = np.zeros(grid_of(matrix.shape, tile), dtype=np.float32)
-    x, ceiling = _host(matrix), np.uint32(0x7FFFFFFF if let_nan_in else 0x7F800000)
+    x, ceiling = array_of(matrix), np.uint32(0x7FFFFFFF if let_nan_in else 0x7F800000)
     _over_rows(lambda *span: kernels.amax_tiles(x, tile, span, ceiling, amax), matrix, tile)
     return torch.from_numpy(amax)
 
@@ -86,7 +86,7 @@ def apply(cast: Cast, matrix: Tensor, dtype: torch.dtype, error: bool = False) -
         seen = _cast_by_torch(cast, matrix)
         return (seen - matrix.float() if error else seen).to(dtype)
     out = torch.empty(matrix.shape, dtype=dtype)
-    x, y, constants = _host(matrix), _host(out), rounding_constants(cast.fmt)
+    x, y, constants = array_of(matrix), array_of(out), rounding_constants(cast.fmt)
     factors = cast.scales.numpy(), cast.inverses.numpy()
     _over_rows(lambda *span: kernels.cast_tiles(x, *factors, cast.tile, span, constants, error, y), matrix, cast.tile)
     return out
@@ -102,7 +102,7 @@ def sums(cast: Cast, matrix: Tensor) -> tuple[CastSums, float, int]:
     tall = max(1, _STRIP // max(cast.tile[0] * matrix.shape[1], 1))
     strips = -(-cast.scales.shape[0] // tall)
     counted, summed = np.zeros((strips, 5), dtype=np.int64), np.zeros((strips, 5))
-    x, constants = _host(matrix), rounding_constants(cast.fmt)
+    x, constants = array_of(matrix), rounding_constants(cast.fmt)
     factors, limits = (cast.scales.numpy(), cast.inverses.numpy()), _limits(cast.fmt)
 
     def work(start: int, stop: int) -> None:
@@ -131,13 +131,6 @@ def _limits(fmt: Format) -> tuple[np.float32, np.float32]:
     return np.float32(fmt.smallest_normal), np.nextafter(
         boundary, np.float32(0)
     ) if fmt.boundary_saturates else boundary
-
-
-def _host(matrix: Tensor) -> npt.NDArray[np.float32] | npt.NDArray[np.uint16]:
-    """The CPU matrix as an array, bfloat16 as its bits; shares memory."""
-    if matrix.dtype is torch.bfloat16:
-        return matrix.view(torch.int16).numpy().view(np.uint16)
-    return matrix.numpy()
 
 
 def _over_rows(work: Callable[[int, int], None], matrix: Tensor, tile: Tile) -> None:

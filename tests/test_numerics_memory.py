@@ -1,0 +1,35 @@
+"""Looking at a tensor leaves no trace on it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fp8dbg import measure
+from fp8dbg.numerics.gemm import shadow
+from fp8dbg.numerics.memory import array_of
+from fp8dbg.numerics.recipes import recipe_named
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_array_is_the_tensors_memory(dtype: torch.dtype) -> None:
+    """Same values, shape and address; 16-bit floats as their codes."""
+    x = torch.randn(3, 5).to(dtype)
+    found = array_of(x)
+    assert found.shape == (3, 5)
+    assert found.__array_interface__["data"][0] == x.data_ptr()
+    copy = torch.from_numpy(found.view(np.float32 if dtype is torch.float32 else np.int16).copy()).view(dtype)
+    assert torch.equal(copy, x)
+    assert array_of(torch.empty(0, dtype=dtype)).size == 0
+
+
+@pytest.mark.parametrize("recipe", ["current", "mxfp8", "rowwise", "block"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_measured_tensor_can_still_be_freed_by_resizing_its_storage(recipe: str, dtype: torch.dtype) -> None:
+    """FSDP frees gathered weights so; Tensor.numpy() would have forbidden it."""
+    x, weight = torch.randn(32, 64).to(dtype), torch.randn(16, 64).to(dtype)
+    measure(x, recipe=recipe)
+    shadow("fprop", x, weight, recipe_named(recipe))
+    for tensor in (x, weight):
+        tensor.untyped_storage().resize_(0)
