@@ -23,6 +23,9 @@
 --   initial_underflow_ratio: largest underflow ratio on them
 --   initial_saturated_ratio: largest saturated ratio on them
 --   initial_rel_l2: largest rel_l2 on them
+--   steps_unusable: sampled steps on which a per-tensor scale was 0, or not finite (NULL)
+--   first_unusable: first of them
+--   last_unusable: last of them
 --   usual_underflow_ratio: median over the window of underflow over non-zero finite elements
 --   spread_underflow_ratio: median absolute deviation of that ratio in the window
 --   worst_underflow_ratio: largest ratio of the run
@@ -49,6 +52,7 @@ with marked as (
     select
         *, step between $healthy_from and $healthy_to as healthy,
         coalesce(scale_source, '') = 'initial' as initial,
+        granularity = 'tensor' and format not in ('bf16', 'fp16') and amax is not null and coalesce(scale, 0) = 0 as unusable,
         coalesce(scale_source, '') = 'initial' and step > (select min(step) from tensor_steps) as initial_again
     from tensor_steps
 )
@@ -65,6 +69,9 @@ select
     max(underflow_ratio) filter (where initial_again) as initial_underflow_ratio,
     max(saturated_ratio) filter (where initial_again) as initial_saturated_ratio,
     max(rel_l2) filter (where initial_again) as initial_rel_l2,
+    count(*) filter (where unusable) as steps_unusable,
+    min(step) filter (where unusable) as first_unusable,
+    max(step) filter (where unusable) as last_unusable,
     median(underflow_ratio) filter (where healthy and not initial) as usual_underflow_ratio,
     mad(underflow_ratio) filter (where healthy and not initial) as spread_underflow_ratio,
     max(underflow_ratio) filter (where not initial) as worst_underflow_ratio,

@@ -2,7 +2,7 @@
 
 Sign: the scale stays the same while scale x amax goes beyond the format's maximum step after step (a scale that is
 updated would have followed on the next one); or it is exactly 1, the value before any update, on later steps than the
-first; and values are lost by it.
+first; and values are lost by it. Or it is 0, infinite or NaN.
 Cause: the state is never updated (a module outside the host's autocast, an update that is skipped); an infinite amax in
 the history, which freezes the scale until it has left; scale and history lost on resume.
 Remedy: repair the state: find the update that does not happen, save and load the host's extra state, clear the Inf.
@@ -23,7 +23,10 @@ from fp8dbg.analysis.verdicts.shared import FLUSHED, error_matters, severity, un
 from fp8dbg.analysis.wording import percent, period, times
 
 CODE = "frozen_scale"
+TITLE = "Frozen scale"
 EXPLAINS = frozenset({"underflow", "saturation", "stale_scale", "outlier", "wrong_format", "gain_error"})
+
+REMEDY = "Repair the scale state: make the update happen, load it on resume, clear the Inf; BF16 is not needed."
 
 OUTGROWN_STEPS = 2
 """On how many steps amax must have outgrown one and the same scale."""
@@ -39,6 +42,9 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
     at_one = _at_one(evidence, {key: row for key, row in rows.items() if key not in {s.key for s in stuck}})
     for sign in (*stuck, *at_one):
         yield _finding(evidence, rows[sign.key], sign)
+    for row in evidence.operands:
+        if row["steps_unusable"]:
+            yield _unusable(evidence, row)
 
 
 @dataclass(frozen=True)
@@ -100,7 +106,7 @@ def _finding(evidence: Evidence, row: Row, sign: _Sign) -> Finding:
     lasts = period(sign.since, sign.until, evidence.run["last_step"])
     return Finding(
         code=CODE,
-        title="Frozen scale",
+        title=TITLE,
         severity=severity(evidence, row, "act"),
         layer=row["layer"],
         tensor=row["tensor"],
@@ -112,9 +118,31 @@ def _finding(evidence: Evidence, row: Row, sign: _Sign) -> Finding:
         f"{'large' if sign.wrong > 0 else 'small'}{lost}.",
         basis="under delayed scaling the step after an amax that outgrew the scale has a smaller scale, and only the "
         "first step has a scale of 1",
-        remedy="Repair the scale state: make the update happen, load it on resume, clear the Inf; BF16 is not needed.",
+        remedy=REMEDY,
         action="scale",
         harm=max(flushed, clipped) + 0.5,
         what_if=row["what_if"],
         evidence=[sign.row],
+    )
+
+
+def _unusable(evidence: Evidence, row: Row) -> Finding:
+    lasts = period(row["first_unusable"], row["last_unusable"], evidence.end)
+    return Finding(
+        code=CODE,
+        title="Scale is no number",
+        severity=severity(evidence, row, "act"),
+        layer=row["layer"],
+        tensor=row["tensor"],
+        gemm=None,
+        first_step=row["first_unusable"],
+        last_step=row["last_unusable"],
+        summary=f"The scale of {row['tensor']} {'would be' if row['what_if'] else 'is'} 0, infinite or NaN{under(row)} "
+        f"{lasts}: no value survives the cast.",
+        basis="a scale is a positive finite number",
+        remedy=REMEDY,
+        action="scale",
+        harm=1.5,
+        what_if=row["what_if"],
+        evidence=[row],
     )
