@@ -27,6 +27,7 @@ from fp8dbg.hooks.nvidia_te_layers import HOST, TeLayer, layers_of
 from fp8dbg.hooks.nvidia_te_state import layer_names
 from fp8dbg.recording.guard import guarded
 from fp8dbg.recording.layer import ScaleInForce
+from fp8dbg.recording.names import named_layers
 
 if TYPE_CHECKING:
     from fp8dbg.recording.recorder import Recorder
@@ -38,6 +39,8 @@ _HIDDEN = (
     "LayerNormMLP keeps the input of fc2 and the gradient at fc1 inside its kernels: neither is measured on this "
     "route; Transformer Engine's debug mode shows them."
 )
+
+_FUSED = "A linear operation of te.ops is run by its fuser, which calls no hooks: it is not recorded."
 
 
 def claims(module: nn.Module) -> bool:
@@ -52,9 +55,17 @@ def attach(model: nn.Module, recorder: Recorder) -> Handles:
         _attach_one(module, layers_of(rename(name), path, module), recorder)
         for name, path, module in list(recorder.unclaimed(model, claims))
     ]
-    if handles:
+    unseen = [name for name, _, module in named_layers(model) if _is_fused_operation(module)]
+    for name in unseen:
+        recorder.event("gap", rename(name), _FUSED)
+    if handles or unseen:
         _tell_version(recorder)
     return Handles(handles)
+
+
+def _is_fused_operation(module: nn.Module) -> bool:
+    kind = type(module)
+    return kind.__name__ == "BasicLinear" and kind.__module__.startswith("transformer_engine.pytorch.ops")
 
 
 def _tell_version(recorder: Recorder) -> None:

@@ -77,9 +77,11 @@ class TeLayer(Layer):
 
     def weight(self) -> Tensor | None:
         """The weight, [out, in]; one that is held in FP8 alone is there only as its FP8 values."""
-        names = self.weight_names or getattr(self.module, "weight_names", None) or ["weight"]
-        parts = [_dense(getattr(self.module, name)) for name in names]
+        parts = [_dense(getattr(self.module, name)) for name in self._weights()]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _weights(self) -> Sequence[str]:
+        return self.weight_names or getattr(self.module, "weight_names", None) or ("weight",)
 
     def bias(self) -> Tensor | None:
         """The bias that the module adds to its output itself, or None."""
@@ -100,14 +102,21 @@ class TeLayer(Layer):
         return {role: state.live_scale(self.module, role, getattr(self.slots, role)) for role in ("input", "weight")}
 
     def scale(self, role: str) -> ScaleInForce:
-        """Under delayed scaling the live scale; other recipes store none."""
+        """Under delayed scaling, and for a weight held in FP8 alone, the live scale; other recipes store none."""
+        if role == "weight":
+            held = getattr(getattr(self.module, self._weights()[0], None), "_scale_inv", None)
+            if isinstance(held, Tensor) and held.numel() == 1:
+                return held.detach().float().reciprocal().reshape(()), "live"
         if self.remembered is not None and role in self.remembered:
             return self.remembered[role]
         return state.live_scale(self.module, role, getattr(self.slots, role))
 
 
 def _dense(weight: Tensor) -> Tensor:
-    return weight.dequantize() if hasattr(weight, "_quantizer") else weight
+    if not hasattr(weight, "_quantizer"):
+        return weight
+    values: Tensor = weight.dequantize(dtype=torch.float32)  # type: ignore[call-arg] # a tensor class of theirs
+    return values
 
 
 class NormedLinear(TeLayer):

@@ -369,3 +369,37 @@ def test_applying_says_what_an_autocast_cannot_do(te: Any) -> None:
     assert [state.in_fp8(module) for module in net] == [False, True, False, True]
     with pytest.raises(fp8dbg.errors.UnknownNameError, match=r"2\.fc1"):
         nvidia_te_apply.apply_fallback(net, Plan((Entry("2"),)))
+
+
+@pytest.mark.parametrize("recipe", ["delayed", "current"])
+def test_weights_held_in_fp8_alone_are_recorded_as_their_values(te: Any, tmp_path: Path, recipe: str) -> None:
+    """FP8 primary weights: training is bit-identical; the figures are of the FP8 values, which lose nothing."""
+    init = getattr(te, "quantized_model_init", None) or te.fp8_model_init
+    results = []
+    for attached in (False, True):
+        with init(enabled=True, recipe=te_nets.recipe(recipe)):
+            net = te_nets.four_layers(te)
+        if attached:
+            with fp8dbg.attach(net, tmp_path, every=1):
+                results.append(train(te, net, recipe, steps=2, lr=1e-6))
+        else:
+            results.append(train(te, net, recipe, steps=2, lr=1e-6))
+    bare, watched = ([x.dequantize() if hasattr(x, "_quantizer") else x for x in result] for result in results)
+    assert all(map(torch.equal, bare, watched))
+    found = rows(tmp_path, "select distinct layer from tensors where tensor = 'weight' and rel_l2 < 1e-6")
+    assert {row["layer"] for row in found} == {"0", "1", "2.fc1", "2.fc2", "3"}
+    assert rows(tmp_path, "select * from events where kind = 'error'") == []
+
+
+def test_fused_operations_are_said_to_be_unseen(te: Any, tmp_path: Path) -> None:
+    """A linear of te.ops runs without its module's hooks: one event names it."""
+    ops = pytest.importorskip("transformer_engine.pytorch.ops")
+    torch.manual_seed(0)
+    net = nn.Sequential(te.Linear(64, 64, params_dtype=torch.bfloat16), ops.Linear(64, 64, dtype=torch.bfloat16))
+    with fp8dbg.attach(net, tmp_path, every=1):
+        net(te_nets.batch(0)[:, :64]).sum().backward()
+        torch.optim.SGD(net.parameters(), lr=0.1).step()
+    events = rows(tmp_path, "select layer, detail from events")
+    assert len(events) == 1
+    assert "te.ops" in events[0]["detail"]
+    assert {row["layer"] for row in rows(tmp_path, "select layer from amax")} == {"0"}
