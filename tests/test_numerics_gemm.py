@@ -64,7 +64,7 @@ def error(found: Tensor, wanted: Tensor) -> float:
 @pytest.mark.parametrize("gemm", GEMMS)
 @pytest.mark.parametrize("label", LABELS)
 def test_shadow_is_the_whole_gemm_on_its_rows(label: str, gemm: str) -> None:
-    """Exact rows and the three quantised ones, float32 operands to 1e-5; bfloat16 ones to 2^-9 of the *error*."""
+    """Exact rows, and what quantising either or both operands changes in them, from float32 and bfloat16 operands."""
     recipe, rows = recipe_named(label), torch.tensor([0, 3, 50, 95])
     first, second = OPERANDS[gemm]
     for dtype in (torch.float32, torch.bfloat16):
@@ -76,12 +76,24 @@ def test_shadow_is_the_whole_gemm_on_its_rows(label: str, gemm: str) -> None:
         else:
             found = shadow(gemm, a, b, recipe, rows)
         exact = whole(gemm, a, b)[rows]
-        assert error(found.exact, exact) < 1e-5
+        assert error(found.exact, exact) < (2**-8 if dtype == torch.bfloat16 and gemm == "wgrad" else 1e-5)
         pairs = {"both": (q_a, q_b), "only_a": (q_a, b), "only_b": (a, q_b)}
         for name, pair in pairs.items():
             wanted = whole(gemm, *pair)[rows]
-            slack = 1e-5 if dtype == torch.float32 else 2**-8 * error(wanted, exact) + 1e-5
-            assert error(getattr(found, name), wanted) < slack, name
+            change = getattr(found, name) - found.exact
+            assert error(change, wanted - exact) < (1e-3 if dtype == torch.float32 else 0.01), name
+
+
+@pytest.mark.parametrize("gemm", GEMMS)
+@pytest.mark.parametrize("label", LABELS)
+def test_large_operands_are_taken_in_parts(label: str, gemm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Output columns in parts of 128 give what all at once give: no scale follows from a part alone."""
+    recipe, (a, b) = recipe_named(label), operands(gemm, torch.float32, tokens=140, k=300, n=290)
+    b, scale_b = (b[:, :8], 2.0**-8) if gemm == "wgrad" else (b, None)
+    at_once = shadow(gemm, a, b, recipe, scale_b=scale_b)
+    monkeypatch.setattr("fp8dbg.numerics.gemm._PART", 1)
+    for whole_rows, parts in zip(at_once, shadow(gemm, a, b, recipe, scale_b=scale_b), strict=True):
+        torch.testing.assert_close(parts, whole_rows, rtol=1e-5, atol=1e-4 * whole_rows.abs().max().item())
 
 
 def test_scales_in_force_are_used() -> None:
@@ -292,6 +304,23 @@ def test_sampling_repeats_with_its_generator() -> None:
     first, again, other = (sample_rows(2048, 16, torch.Generator().manual_seed(s)) for s in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize(
+    ("gemm", "a", "b", "made"),
+    [
+        ("fprop", (4, 8), (0, 8), (4, 0)),
+        ("fprop", (0, 8), (4, 8), (0, 4)),
+        ("dgrad", (4, 8), (8, 0), (4, 0)),
+        ("wgrad", (0, 8), (0, 3), (3, 8)),
+        ("fprop", (4, 0), (3, 0), (4, 3)),
+    ],
+)
+def test_empty_operands(gemm: str, a: tuple[int, int], b: tuple[int, int], made: tuple[int, int]) -> None:
+    """No tokens, no features, no outputs: rows of the right shape, and no figures that mean anything."""
+    found = shadow(gemm, torch.zeros(a), torch.zeros(b), recipe_named("current"))
+    assert found.exact.shape == made
+    assert gemm_figures(*found).rel_l2 is None
 
 
 def test_unknown_gemm_lists_the_valid_ones() -> None:

@@ -152,12 +152,12 @@ def _under_one_scale(matrix: Tensor, recipe: Recipe, role: str, scale: float | T
     flat = matrix.view(-1, width) if matrix.numel() else matrix
     tile = max(1, _STRIP // width), width
     grid = tiles.grid_of(flat.shape, tile)
-    if isinstance(scale, Tensor) and scale.device.type != "cpu":
-        value: Tensor = scale.float()
-        factor: float | Tensor = 1.0 / value
-    else:
-        with np.errstate(all="ignore"):
-            value = torch.tensor(float(scale), dtype=torch.float32, device=matrix.device)
-            factor = float(np.float32(1.0) / np.float32(float(scale)))
     ones = torch.ones(grid, device=matrix.device)
+    if isinstance(scale, Tensor) and scale.device.type != "cpu":
+        value: Tensor | float = scale.float()
+        factor: Tensor | float = 1.0 / scale.float()
+    else:
+        value = float(np.float32(float(scale)))
+        # the float64 quotient of two float32 values rounds to their float32 one
+        factor = float(np.float32(1.0 / value)) if value else math.inf
     return Prepared(flat, tiles.Cast(recipe.format(role), tile, ones * value, ones), factor)

@@ -13,6 +13,9 @@ from fp8dbg.errors import UnknownNameError
 from fp8dbg.numerics.casting import OPERANDS, cast, cast_error, tensor_scale
 from fp8dbg.numerics.recipes import Recipe
 
+_PART = 1 << 23
+_LARGEST_BLOCK = 128
+
 
 class Shadow(NamedTuple):
     """The same output rows, float32 [r, n], four times: exact, and with both, only the first, only the second operand
@@ -85,55 +88,84 @@ def shadow(
     | wgrad | grad_output [.., n] | columns of input [.., r], kept at the forward | an input feature |
 
     Args:
-        a, b: the operands, leading axes flattened, bfloat16 (products round to 2^-9 of themselves, the exact rows
-            excepted) or anything wider (float32 throughout); any device.
+        a, b: the operands, leading axes flattened, bfloat16 (errors round to 2^-9 of themselves; exact rows of wgrad
+            too) or anything wider (float32 throughout); any device.
         recipe: gives formats, granularities, and the scales that are not given.
         rows: which tokens, for fprop and dgrad; None takes all.
         scale_a, scale_b: scale in force for a whole operand. For wgrad of a recipe with such scales (per tensor, NVFP4)
             give the input's: the columns alone do not tell it.
+
+    Memory beyond the result: the quantised error of at most 2^23 elements of an operand at a time.
     """
     if gemm not in OPERANDS:
         raise UnknownNameError("GEMM", gemm, list(OPERANDS))
     first, second = OPERANDS[gemm]
-    a, b = a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1])
+    a, b = (x.detach().reshape(math.prod(x.shape[:-1]), x.shape[-1]) for x in (a, b))
     if gemm == "wgrad":
-        error_b = cast_error(b, recipe, second, gemm, scale_b)
-        both = _products(b.t(), error_b.t(), a, cast_error(a, recipe, first, gemm, scale_a))
-        return Shadow(both.exact, both.both, both.only_b, both.only_a)
-    scale_a = _needed_scale(a, recipe, first, gemm, scale_a)
+        few = b.t(), cast_error(b, recipe, second, gemm, scale_b).t()
+        turned = _against_all(few, _Operand(a, recipe, first, gemm, scale_a))
+        return Shadow(turned.exact, turned.both, turned.only_b, turned.only_a)
+    a_in = _Operand(a, recipe, first, gemm, scale_a).scaled()
     part = a if rows is None else a[rows.to(a.device)]
-    error_b = cast_error(b, recipe, second, gemm, scale_b)
-    turned = (b.t(), error_b.t()) if gemm == "fprop" else (b, error_b)
-    return _products(part, cast_error(part, recipe, first, gemm, scale_a), *turned)
+    return _against_all((part, a_in.error(part)), _Operand(b, recipe, second, gemm, scale_b))
 
 
 def shadow_gemm(a: Tensor, b: Tensor, a_q: Tensor, b_q: Tensor) -> Shadow:
     """a [r, k] times b [k, n], exact and with either or both operands replaced by the values FP8 sees; float32."""
     a, b = a.float(), b.float()
-    return _products(a, a_q.float() - a, b, b_q.float() - b)
+    return _products(a, a_q.float() - a, b, b_q.float() - b, precise=True)
 
 
-def _needed_scale(
-    tensor: Tensor, recipe: Recipe, role: str, gemm: str, scale: float | Tensor | None
-) -> float | Tensor | None:
-    """The scale of the whole operand, before a part of its rows is taken; None where scales are finer."""
-    if scale is None and (recipe.granularity(role, gemm) == "tensor" or recipe.name == "nvfp4"):
-        return tensor_scale(tensor, recipe, role)
-    return scale
+class _Operand(NamedTuple):
+    """A whole operand, [rows, columns], and how one GEMM casts it."""
+
+    values: Tensor
+    recipe: Recipe
+    role: str
+    gemm: str
+    scale: float | Tensor | None
+
+    def scaled(self) -> _Operand:
+        """With the scale of the whole operand, so that parts of it can be cast; None where scales are finer."""
+        if self.scale is None and (
+            self.recipe.granularity(self.role, self.gemm) == "tensor" or self.recipe.name == "nvfp4"
+        ):
+            return self._replace(scale=tensor_scale(self.values, self.recipe, self.role))
+        return self
+
+    def error(self, part: Tensor) -> Tensor:
+        return cast_error(part, self.recipe, self.role, self.gemm, self.scale)
 
 
-def _products(a: Tensor, error_a: Tensor, b: Tensor, error_b: Tensor) -> Shadow:
+def _against_all(few: tuple[Tensor, Tensor], operand: _Operand) -> Shadow:
+    """A few rows [r, k] and their error against the whole of the other operand, some output columns at a time.
+
+    A part begins at a multiple of the largest block and holds the contraction whole, so it is cast as in the whole.
+    """
+    operand = operand.scaled()
+    stored = 0 if operand.gemm == "fprop" else 1
+    width = max(_PART // max(few[0].shape[1], 1) // _LARGEST_BLOCK, 1) * _LARGEST_BLOCK
+    parts = []
+    for values in torch.split(operand.values, width, dim=stored):
+        error = operand.error(values)
+        turned = (values, error) if stored else (values.t(), error.t())
+        parts.append(_products(*few, *turned, precise=operand.gemm != "wgrad"))
+    return parts[0] if len(parts) == 1 else Shadow(*(torch.cat(p, dim=1) for p in zip(*parts, strict=True)))
+
+
+def _products(a: Tensor, error_a: Tensor, b: Tensor, error_b: Tensor, precise: bool) -> Shadow:
     """Errors are multiplied, not quantised values, so that what a bfloat16 GEMM rounds off is a part of the *error*.
 
-    The exact rows, bfloat16 too, are made good by a second GEMM that leaves what the first one rounded off: with
-    beta the old output is taken off before the new one is rounded. Twice as fast on a CPU as float32.
+    If ``precise``, the exact rows are made good by a second GEMM that leaves what the first one rounded off: with beta
+    the old output is taken off before the new one is rounded. Faster than float32 on a CPU, and as good; it matters
+    where a real output is compared with the rows.
     """
     if not a.dtype == b.dtype == error_a.dtype == error_b.dtype == torch.bfloat16:
         a, error_a, b, error_b = a.float(), error_a.float(), b.float(), error_b.float()
     stacked, r = torch.cat([a, error_a]), a.shape[0]
     products, errors = stacked @ b, (stacked @ error_b).float()
     exact, from_a, from_b, from_both = products[:r].float(), products[r:].float(), errors[:r], errors[r:]
-    if a.dtype == torch.bfloat16:
+    if precise and a.dtype == torch.bfloat16:
         exact = exact + torch.addmm(products[:r], a, b, beta=-1)
     return Shadow(exact, exact + (from_a + from_b + from_both), exact + from_a, exact + from_b)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -54,7 +55,7 @@ class DelayedScaling:
 
     def forward_scales(self, layer: nn.Module, operands: dict[str, Tensor]) -> dict[str, Scale]:
         """The scales for this forward's casts of input and weight (those given), and the bookkeeping they need."""
-        amax = {role: _amax(tensor) for role, tensor in operands.items()}
+        amax = _amax(operands)
         key = _key(operands, amax)
         if recomputing():
             for known in reversed(self._passes):
@@ -62,9 +63,8 @@ class DelayedScaling:
                     return known.scales
             return self._in_force(layer)
         if layer.training:
-            for role in operands:
-                self._roll(layer, role)
-                self._collect(layer, role, amax[role])
+            self._roll(layer, operands)
+            self._collect(layer, operands, amax)
         scales = self._in_force(layer)
         if layer.training:
             self._passes.append(_Pass(key, scales))
@@ -72,10 +72,10 @@ class DelayedScaling:
 
     def backward_scale(self, layer: nn.Module, grad_output: Tensor) -> Scale:
         """The scale for this backward's cast of the output gradient; the next one is then in force."""
-        scale = self._in_force(layer)["grad_output"]
+        scale, operand = self._in_force(layer)["grad_output"], {"grad_output": grad_output}
         if layer.training:
-            self._collect(layer, "grad_output", _amax(grad_output))
-            self._roll(layer, "grad_output")
+            self._collect(layer, operand, _amax(operand))
+            self._roll(layer, operand)
         return scale
 
     def scale(self, layer: nn.Module, role: str) -> tuple[Scale, str]:
@@ -92,49 +92,55 @@ class DelayedScaling:
 
     def _in_force(self, layer: nn.Module) -> dict[str, Scale]:
         scales = layer.get_buffer("fp8_scales")
-        if scales.device.type == "cpu":
-            return dict(zip(ROLES, scales.tolist(), strict=True))
-        return dict(zip(ROLES, scales.clone().unbind(), strict=True))
+        values = scales.tolist() if scales.device.type == "cpu" else scales.clone().unbind()
+        return dict(zip(ROLES, values, strict=True))
 
-    def _collect(self, layer: nn.Module, role: str, amax: Tensor) -> None:
-        slot = layer.get_buffer("fp8_amax_history")[ROLES.index(role), 0]
-        slot.copy_(torch.maximum(slot, amax))
+    def _collect(self, layer: nn.Module, roles: Iterable[str], amax: Tensor) -> None:
+        slots = layer.get_buffer("fp8_amax_history")[_rows(roles), 0]
+        slots.copy_(torch.maximum(slots, amax))
 
-    def _roll(self, layer: nn.Module, role: str) -> None:
-        i, over_window = ROLES.index(role), self.recipe.parameters["algorithm"] == "max"
-        scale, updates = layer.get_buffer("fp8_scales")[i], layer.get_buffer("fp8_updates")[i]
-        history = layer.get_buffer("fp8_amax_history")[i]
-        roll_(history, scale, updates, float(self.recipe.scaled_max(role)), over_window)
+    def _roll(self, layer: nn.Module, roles: Iterable[str]) -> None:
+        rows, over_window = _rows(roles), self.recipe.parameters["algorithm"] == "max"
+        scales, history, updates = (layer.get_buffer(name)[rows] for name in STATE)
+        # the roles that move together, input and weight, have the same format
+        roll_(history, scales, updates, float(self.recipe.scaled_max(next(iter(roles)))), over_window)
 
 
 def roll_(history: Tensor, scale: Tensor, updates: Tensor, scaled_max: float, over_window: bool) -> None:
     """One update, in place and without reading a value back: the twin of ``DelayedState.update``, bit for bit.
 
-    ``history`` float32 [length], ``scale`` float32 [], ``updates`` int64 []. See ``DelayedState`` for the rules.
+    ``history`` float32 [roles, length], ``scale`` float32 [roles], ``updates`` int64 [roles]. See ``DelayedState``.
     """
-    last = history[0].clone()
-    rolled = history.roll(-1)
-    amax = rolled.amax() if over_window else last
+    last = history[:, 0].clone()
+    rolled = history.roll(-1, dims=1)
+    amax = rolled.amax(dim=1) if over_window else last
     usable = (last != 0) & amax.isfinite() & (amax > 0)
     # torch makes number / tensor a product with the reciprocal, which rounds twice
     wanted = torch.full_like(amax, scaled_max).div(amax).clamp(max=float(FLT_MAX))
     scale.copy_(torch.where(usable, wanted, scale))
     updates.add_(usable)
-    rolled[0] = 0.0
-    history.copy_(torch.where(last != 0, rolled, history))
+    rolled[:, 0] = 0.0
+    history.copy_(torch.where((last != 0)[:, None], rolled, history))
 
 
-def _amax(tensor: Tensor) -> Tensor:
-    """What an fmax-style reduction gives, float32 [], on the tensor's device: Inf counts, NaN does not."""
-    if tensor.device.type == "cpu":
-        return torch.tensor(float(amax_of(tensor)))
-    magnitudes = tensor.detach().abs().float() if tensor.numel() else tensor.new_zeros(1).float()
-    return magnitudes.nan_to_num(nan=0.0, posinf=torch.inf).amax()
+def _rows(roles: Iterable[str]) -> slice:
+    """The rows of these roles, which are neighbours."""
+    places = [ROLES.index(role) for role in roles]
+    return slice(min(places), max(places) + 1)
 
 
-def _key(operands: dict[str, Tensor], amax: dict[str, Tensor]) -> Tensor:
+def _amax(operands: dict[str, Tensor]) -> Tensor:
+    """What an fmax-style reduction gives, float32 [roles], on the tensors' device: Inf counts, NaN does not."""
+    tensors = [t.detach() for t in operands.values()]
+    if tensors[0].device.type == "cpu":
+        return torch.tensor([float(amax_of(t)) for t in tensors])
+    filled = [t if t.numel() else t.new_zeros(1) for t in tensors]
+    return torch.stack([t.abs().float().nan_to_num(nan=0.0, posinf=torch.inf).amax() for t in filled])
+
+
+def _key(operands: dict[str, Tensor], amax: Tensor) -> Tensor:
     """A few numbers that tell one forward's operands from another's."""
-    parts = [torch.stack(list(amax.values()))]
+    parts = [amax]
     for tensor in operands.values():
         flat = tensor.detach().reshape(-1)
         parts.append(flat[:: max(1, flat.numel() // _SAMPLES)].float())
