@@ -21,12 +21,15 @@ function painted(value, colours) {
 
 // As figures.draw does: each trace takes the columns that its meta names, or is left out.
 function filled(template, columns) {
+  const log = template.layout.yaxis.type === "log";
   const wanted = ({ meta }) => (meta.optional ? (columns[meta.y] || []).some((v) => v > 0) : meta.y in columns);
   const data = template.data.filter(wanted).map((trace) => {
     const values = Array.from(columns[trace.meta.y], (value) => (Number.isNaN(value) ? null : value));
     const floor = trace.meta.floor;
-    const y = floor ? values.map((value) => (value === null ? null : Math.max(value, floor))) : values;
-    return { ...trace, x: columns.step, y, customdata: values };
+    const held = floor ? values.map((value) => (value === null ? null : Math.max(value, floor))) : values;
+    const y = log ? held.map((value) => (value > 0 ? value : null)) : held;
+    const mode = values.length > 100 ? "lines" : trace.mode;
+    return { ...trace, mode, x: columns[trace.meta.x || "step"], y, customdata: values };
   });
   return { data, layout: withTicks(template.layout, data.flatMap((trace) => trace.y)), overSteps: true };
 }
@@ -59,7 +62,8 @@ function histogramChart(layer, tensor, step) {
   if (!found) return null;
   const template = DATA.charts.histogram;
   const x = found.counts.map((_, i) => found.exponent + i + 0.5);
-  const y = found.counts.map((count) => count / found.numel);
+  const all = found.counts.reduce((sum, count) => sum + count, 0);
+  const y = found.counts.map((count) => count / all);
   const shown = { data: [{ ...template.data[0], x, y, customdata: y }], layout: { ...template.layout } };
   return { ...shaded(shown, found.range, x), step: found.step, steps: found.steps };
 }
@@ -138,10 +142,17 @@ function drawnRecipe(layer, tensor) {
   return cube.keys.what_if[cube.row(layer, tensor)];
 }
 
+// Scales are drawn at every step where they were recorded so: a jump between sampled steps must show.
+function lineChart(chart, columns) {
+  if (chart !== "scales" || !columns.scale_every) return filled(DATA.charts[chart], columns);
+  const { every_step: step, scale_every: scale, scale_current_every: wanted } = columns;
+  return filled(DATA.charts.scales, wanted ? { step, scale, scale_current: wanted } : { step, scale });
+}
+
 // A chart that an element of the page asks for by data-chart, data-layer and data-tensor.
 function chartOf({ chart, layer, tensor, step, recipe }) {
   if (recipe && drawnRecipe(Number(layer), tensor) !== recipe) return null;
   if (chart === "histogram") return histogramChart(Number(layer), tensor, step === undefined ? cursor : Number(step));
   const kind = GEMMS.includes(chart) ? "gemm" : "tensor";
-  return filled(DATA.charts[chart], seriesOf(kind, Number(layer), kind === "gemm" ? chart : tensor).columns);
+  return lineChart(chart, seriesOf(kind, Number(layer), kind === "gemm" ? chart : tensor).columns);
 }

@@ -87,12 +87,12 @@ function chartBoxes() {
   const wanted = ROLES.indexOf(tensor) < 3 ? TENSOR_CHARTS : RESULT_CHARTS;
   const some = (name) => DATA.charts[name].data.some((trace) => trace.meta.y in columns);
   return wanted.filter((name) => name === "histogram" || some(name)).filter((name) => name !== "nonfinite" || columns.nonfinite_ratio.some((v) => v > 0))
-    .map((name) => (name === "histogram" ? histogramBox() : box(DATA.titles[name], name, () => filled(DATA.charts[name], columns))));
+    .map((name) => (name === "histogram" ? histogramBox() : box(DATA.titles[name], name, () => lineChart(name, columns))));
 }
 
 function gemmBoxes() {
   const { layer } = explorer;
-  return gemmsOf(layer).map((gemm) => box(DATA.titles[gemm], gemm, () => filled(DATA.charts[gemm], seriesOf("gemm", layer, gemm).columns)));
+  return gemmsOf(layer).map((gemm) => box(DATA.titles[gemm], gemm, () => lineChart(gemm, seriesOf("gemm", layer, gemm).columns)));
 }
 
 function showTensor(layer, tensor) {

@@ -19,15 +19,20 @@ function option(value, text) {
   return element;
 }
 
-// How bad a value is: far from the middle, or simply high.
+// How bad a value is.
 function badness(meaning, value) {
   if (Number.isNaN(value)) return -Infinity;
-  return meaning.worst === "far" ? Math.abs(value - (meaning.low + meaning.high) / 2) : value;
+  return meaning.worst === "high" ? value : Math.max(8 * value, -value); // a scale too large does more harm
+}
+
+// Scales were recorded at every step, all else on sampled steps.
+function heatGrid(meaning) {
+  return meaning.column === "scale_delta" && EVERY.tensor.has("scale_delta") ? EVERY : GRIDS[0];
 }
 
 // For each layer, the worst of the tensors asked for, cell by cell, and which tensor that is.
 function heatRows({ meaning, name, across }) {
-  const cube = across === "ranks" ? RANKS : GRIDS[0][meaning.of];
+  const cube = across === "ranks" ? RANKS : heatGrid(meaning)[meaning.of];
   const names = name === "worst" ? (meaning.of === "gemm" ? GEMMS : ROLES.slice(0, 3)) : [name];
   return DATA.layers.map((_, layer) => {
     const row = { layer, values: new Array(cube.width).fill(NaN), names: new Array(cube.width).fill(names[0]), rank: -Infinity };
@@ -55,7 +60,7 @@ function heatChart() {
   const { meaning } = selection;
   let rows = heatRows(selection).filter((row) => row.rank > -Infinity);
   if (selection.rows === "worst") rows = [...rows].sort((a, b) => b.rank - a.rank).slice(0, 40);
-  const labels = selection.across === "ranks" ? DATA.ranks.keys.ranks.map(String) : GRIDS[0].labels;
+  const labels = selection.across === "ranks" ? DATA.ranks.keys.ranks.map(String) : heatGrid(meaning).labels;
   heat.shown = { meaning, rows, labels, across: selection.across };
   if (!rows.length) return null;
   const template = DATA.heat[DATA.meanings.indexOf(meaning)];
@@ -70,6 +75,17 @@ function heatChart() {
   return { data: [trace], layout: heatLayout(template.layout, rows, labels) };
 }
 
+// Ticks at round steps (or ranks), as many as there is room for.
+function heatSteps(labels, most) {
+  const firsts = labels.map((label) => Number(label.split(" to ")[0]));
+  const span = Math.max(1, firsts[firsts.length - 1] - firsts[0]) / most;
+  const power = 10 ** Math.floor(Math.log10(span));
+  const every = Math.max(1, [1, 2, 5, 10].map((digit) => digit * power).find((step) => step >= span));
+  const at = (i) => Math.floor(firsts[i] / every);
+  const tickvals = firsts.map((_, i) => i).filter((i) => i === 0 || at(i) !== at(i - 1));
+  return { tickvals, ticktext: tickvals.map((i) => String(firsts[i])) };
+}
+
 function heatLayout(layout, rows, labels) {
   const narrow = heat.element.clientWidth < 600;
   const every = (list, most) => list.map((_, i) => i).filter((i) => i % Math.ceil(list.length / most) === 0);
@@ -80,7 +96,7 @@ function heatLayout(layout, rows, labels) {
     ...layout,
     height: Math.max(190, height),
     margin: { ...layout.margin, l: Math.min(narrow ? 112 : 330, 16 + 6.4 * Math.max(...names.map((name) => name.length))) },
-    xaxis: { ...layout.xaxis, title: { ...layout.xaxis.title, text: heat.shown.across.slice(0, -1) }, ...ticks(labels.map((label) => label.split(" to ")[0]), narrow ? 4 : 12) },
+    xaxis: { ...layout.xaxis, title: { ...layout.xaxis.title, text: heat.shown.across.slice(0, -1) }, ...heatSteps(labels, narrow ? 4 : 12) },
     yaxis: { ...layout.yaxis, ...ticks(names.map(plotlyText), Math.max(8, (height - 60) / 16)) },
     shapes: heat.cell ? [heatMark(heat.cell)] : [],
   };
@@ -123,7 +139,7 @@ function heatMove(row, column) {
 
 function heatOpen(row, column) {
   const { rows, across } = heat.shown;
-  if (across === "steps") setCursor(GRIDS[0].buckets[column][0]);
+  if (across === "steps") setCursor(heatGrid(heat.shown.meaning).buckets[column][0]);
   openTensor(rows[row].layer, rows[row].names[column]);
 }
 
@@ -139,7 +155,9 @@ function heatKey(event) {
 function heatUpdate() {
   const { meaning } = heatSelection();
   heat.cell = null;
-  const thinned = GRIDS[0].thinned > 1 ? ` Each cell is the worst of up to ${GRIDS[0].thinned} sampled steps.` : "";
+  const grid = heatGrid(meaning);
+  const steps = grid === EVERY ? "steps" : "sampled steps";
+  const thinned = grid.thinned > 1 ? ` Each cell is the worst of up to ${grid.thinned} ${steps}.` : "";
   document.getElementById("heat-note").textContent = meaning.note + thinned;
   document.getElementById("heat-readout").textContent = "";
   if (heat.element.dataset.done) draw(heat.element);

@@ -8,7 +8,7 @@
 --   rank: list of global ranks; the lists below have one value for each
 --   underflow_ratio: list of underflow over non-zero finite elements; largest of any call
 --   saturated_ratio: list of saturated over finite elements; largest
---   scale_delta: list of scale_delta; furthest from 0, once the scale had been updated
+--   scale_delta: list of scale_delta; that which does most harm: too large counts eight times too small, once the scale had been updated
 --   rel_l2: list of rel_l2; largest
 with chosen as ( -- the recipe in force, or the first of those compared with
     select layer, tensor, case when bool_or(what_if is null) then null else min(what_if) end as what_if
@@ -21,7 +21,7 @@ of_rank as (
         t.layer, t.tensor, t.rank, any_value(format) as format,
         max(underflow / nullif(numel - zeros - nan - inf, 0)) as underflow_ratio,
         max(saturated / nullif(numel - nan - inf, 0)) as saturated_ratio,
-        arg_max(scale_delta, abs(scale_delta)) filter (where scale_source is distinct from 'initial') as scale_delta,
+        arg_max(scale_delta, greatest(8 * scale_delta, -scale_delta)) filter (where scale_source is distinct from 'initial') as scale_delta,
         max(rel_l2) as rel_l2
     from tensors as t
     join chosen as c on t.layer = c.layer and t.tensor = c.tensor and t.what_if is not distinct from c.what_if

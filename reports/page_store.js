@@ -78,6 +78,7 @@ class Grid {
 }
 
 const GRIDS = DATA.grids.map((plain) => new Grid(plain)); // [all tensors, the named layers more finely]
+const EVERY = new Grid({ ...DATA.every, gemm: { layer: [], keys: { gemm: [] }, columns: {} } }); // amax and scale, every step
 const RANKS = DATA.ranks && new Cube(DATA.ranks, DATA.ranks.keys.ranks.length);
 const ROLES = ["input", "weight", "grad_output", "output", "grad_input", "grad_weight"];
 const GEMMS = ["fprop", "dgrad", "wgrad"];
@@ -86,6 +87,17 @@ const GEMMS = ["fprop", "dgrad", "wgrad"];
 function gridOf(kind, layer, name) {
   const finest = [...GRIDS].reverse().find((grid) => grid[kind].row(layer, name) !== undefined);
   return finest || GRIDS[0];
+}
+
+// The same tensor's figures at every step, as columns of their own.
+function addEvery(columns, layer, name) {
+  const row = EVERY.tensor.row(layer, name);
+  if (row === undefined) return;
+  columns.every_step = EVERY.buckets.map((bucket) => bucket[0]);
+  EVERY.tensor.names.forEach((column) => {
+    const values = EVERY.tensor.values(row, column);
+    if (values.some((value) => !Number.isNaN(value))) columns[`${column}_every`] = values;
+  });
 }
 
 // Columns of one tensor or GEMM for a line chart: name -> array, with step, and the floors as constant columns.
@@ -99,6 +111,7 @@ function seriesOf(kind, layer, name) {
     const values = cube.values(row, column);
     if (values.some((value) => !Number.isNaN(value))) columns[column] = values;
   });
+  if (kind === "tensor") addEvery(columns, layer, name);
   const floor = cube.keys.floor[row];
   if (floor !== null) {
     columns.floor = columns.step.map(() => floor);

@@ -23,9 +23,9 @@
 --   rms: list of rms; largest
 --   kurtosis: list of kurtosis; largest
 --   peak_to_median: list of peak_to_median; largest
---   scale: list of scales in force, where scale_delta is furthest from 0
+--   scale: list of scales in force, where scale_delta does most harm
 --   scale_current: list of the scales that current scaling would choose there
---   scale_delta: list of scale_delta; furthest from 0
+--   scale_delta: list of scale_delta; that which does most harm: too large counts eight times too small
 --   scale_min: list of the smallest block scale; smallest
 --   scale_max: list of the largest block scale; largest
 --   rel_l2: list of rel_l2; largest
@@ -72,9 +72,9 @@ figures as (
         id, bucket,
         max(amax) as amax, min(amin) as amin, max(rms) as rms,
         max(kurtosis) as kurtosis, max(peak_to_median) as peak_to_median,
-        arg_max(scale, coalesce(abs(scale_delta), 0)) as scale,
-        arg_max(scale_current, coalesce(abs(scale_delta), 0)) as scale_current,
-        arg_max(scale_delta, abs(scale_delta)) as scale_delta,
+        arg_max(scale, coalesce(greatest(8 * scale_delta, -scale_delta), 0)) as scale,
+        arg_max(scale_current, coalesce(greatest(8 * scale_delta, -scale_delta), 0)) as scale_current,
+        arg_max(scale_delta, greatest(8 * scale_delta, -scale_delta)) as scale_delta,
         min(scale_min) as scale_min, max(scale_max) as scale_max,
         max(rel_l2) as rel_l2,
         arg_max(norm_ratio, abs(ln(nullif(norm_ratio, 0)))) as norm_ratio

@@ -20,7 +20,7 @@ from fp8dbg.render.palette import DARK, LIGHT, painted
 from fp8dbg.render.timeline import Marks, timeline
 from fp8dbg.runs.folder import RunWriter
 from fp8dbg.runs.queries import ask
-from tests.synthetic import swiglu_outlier, write_run
+from tests.synthetic import amax_jump, swiglu_outlier, write_run
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +63,38 @@ def test_a_series_is_drawn_at_its_axis_floor_and_hover_tells_the_truth() -> None
     assert trace["name"] == "underflow"
     assert trace["y"] == [figures.SMALLEST_RATIO, None, 0.5]
     assert trace["customdata"] == [0.0, None, 0.5]
+
+
+def test_what_a_logarithmic_axis_cannot_hold_is_a_gap() -> None:
+    """An rms of 0 is no line to minus infinity."""
+    chart = figures.draw(figures.magnitudes(), {"step": [0, 1], "rms": [0.0, 2.0]})
+    assert chart["data"][0]["y"] == [None, 2.0]
+
+
+def test_a_line_of_many_points_has_no_markers() -> None:
+    """Its dashes would not show below them."""
+    charts_of = {n: figures.draw(figures.noise(), {"step": range(n), "sqnr_db": [1.0] * n}) for n in (100, 101)}
+    assert [charts_of[n]["data"][0]["mode"] for n in (100, 101)] == ["lines+markers", "lines"]
+
+
+def test_a_jump_between_sampled_steps_shows(tmp_path: Path) -> None:
+    """amax and scale are known at every step: 30 times too large on step 155, which no sample saw."""
+    run = open_run(write_run(tmp_path / "r", plant=amax_jump(155, layer="layers.1.up")))
+    buckets, cube = PageData(run, [], []).every
+    row = cube.row(layer="layers.1.up", tensor="input")
+    assert row is not None
+    column = [bucket.first_step for bucket in buckets].index(155)
+    assert cube.columns["scale_delta"][row, column] == pytest.approx(math.log2(30), abs=0.2)
+    assert abs(cube.columns["scale_delta"][row, column - 1]) < 0.3
+    assert math.isnan(cube.columns["scale_delta"][row, 0])
+
+
+def test_of_a_scale_too_large_and_one_too_small_a_bucket_shows_the_former(tmp_path: Path) -> None:
+    """Clipping does far more harm: the jump is not hidden by the sixteen stale steps after it."""
+    run = open_run(write_run(tmp_path / "r", plant=amax_jump(155, layer="layers.1.up")))
+    rows = ask(run, "page_amax", buckets=4, layers='["layers.1.up"]')
+    (row,) = (r for r in rows if r["tensor"] == "input")
+    assert row["scale_delta"][3] == pytest.approx(math.log2(30), abs=0.2)
 
 
 def test_zeros_are_drawn_only_where_there_are_some() -> None:
@@ -117,13 +149,13 @@ def test_colours_end_at_the_scale_and_a_missing_figure_has_none() -> None:
 
 
 def test_a_bucket_holds_its_worst_step(run: Run) -> None:
-    """Four buckets of five sampled steps: largest ratio, scale_delta furthest from 0, smallest amin."""
+    """Four buckets of five sampled steps: largest ratio, most harmful scale_delta, smallest amin."""
     values: dict[str, Any] = {"buckets": 4, "layers": '["layers.2.down"]'}
     rows = ask(run, "page_tensors", **values)
     (row,) = (r for r in rows if r["tensor"] == "input")
     steps = run.rows(
         "select step // 50 as bucket, max(underflow / (numel - zeros)) as ratio, min(amin) as amin, "
-        "arg_max(scale_delta, abs(scale_delta)) as delta from tensors "
+        "arg_max(scale_delta, greatest(8 * scale_delta, -scale_delta)) as delta from tensors "
         "where layer = 'layers.2.down' and tensor = 'input' group by 1 order by 1"
     )
     assert row["bucket"] == [0, 1, 2, 3]

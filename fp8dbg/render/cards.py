@@ -29,7 +29,7 @@ CHARTS_OF = {
     "underflow": ("lost", "histogram"),
     "wrong_format": ("lost", "histogram"),
     "outlier": ("outliers", "histogram"),
-    "saturation": ("lost", "scales"),
+    "saturation": ("scales", "lost", "magnitudes"),
     "stale_scale": ("scales", "lost"),
     "frozen_scale": ("scales", "magnitudes"),
     "non_finite": ("nonfinite", "magnitudes"),
@@ -37,7 +37,7 @@ CHARTS_OF = {
     "gain_error": ("gain", "noise"),
     "rank_disagreement": ("scales", "magnitudes"),
 }
-"""The two charts that show a verdict best; others get ``_OTHERWISE``, GEMMs their own."""
+"""The charts that show a verdict best; others get ``_OTHERWISE``, GEMMs their own."""
 _OTHERWISE = ("noise", "lost")
 
 

@@ -20,12 +20,18 @@ SMALLEST_RATIO = 1e-6
 """Ratios are drawn on a log axis down to here; 0 lies on the axis itself and is labelled so."""
 
 
-def draw(chart: Chart, columns: Columns) -> Chart:
-    """A copy of the chart filled from columns, each of one value per step; None is a gap.
+MOST_MARKED = 100
+"""Points of a line that each have a marker; more would hide the line, and its dashes."""
 
-    A trace whose column is missing is left out.
+
+def draw(chart: Chart, columns: Columns) -> Chart:
+    """A copy of the chart filled from columns, each of one value per step; None is a gap, and so is
+    what a logarithmic axis cannot hold.
+
+    A trace whose column is missing is left out. Steps are in ``step``, or where the trace's meta says.
     """
-    traces = [_filled(trace, columns) for trace in chart["data"] if _wanted(trace["meta"], columns)]
+    log = chart["layout"]["yaxis"]["type"] == "log"
+    traces = [_filled(trace, columns, log) for trace in chart["data"] if _wanted(trace["meta"], columns)]
     return {"data": traces, "layout": _with_ticks(chart["layout"], [trace["y"] for trace in traces])}
 
 
@@ -68,11 +74,14 @@ def power_text(value: float) -> str:
     return power if digits == "1" else f"{digits}·{power}"
 
 
-def _filled(trace: Chart, columns: Columns) -> Chart:
+def _filled(trace: Chart, columns: Columns, log: bool) -> Chart:
     meta = trace["meta"]
     values = list(columns[meta["y"]])
-    drawn = [None if v is None or v != v else max(v, meta.get("floor", -math.inf)) for v in values]
-    return {**trace, "x": list(columns["step"]), "y": drawn, "customdata": values}
+    mode = "lines" if len(values) > MOST_MARKED else trace["mode"]
+    floor = meta.get("floor", -math.inf)
+    held = [None if v is None or v != v else max(v, floor) for v in values]
+    drawn = [v if v is None or v > 0 or not log else None for v in held]
+    return {**trace, "x": list(columns[meta.get("x", "step")]), "y": drawn, "customdata": values, "mode": mode}
 
 
 def line(
@@ -161,7 +170,9 @@ def noise() -> Chart:
 def magnitudes() -> Chart:
     """How large the values are: amax, rms and the smallest non-zero one."""
     names = [("amax", "amax", "--orange"), ("rms", "rms", "--blue"), ("amin", "amin", "--grey")]
-    return {"data": [line(*name) for name in names], "layout": layout("absolute value", log=True)}
+    every = line("amax_every", "amax, every step", "--orange")
+    every |= {"mode": "lines", "meta": {"y": "amax_every", "x": "every_step"}, "opacity": 0.5}
+    return {"data": [*(line(*name) for name in names), every], "layout": layout("absolute value", log=True)}
 
 
 def outliers() -> Chart:
@@ -208,7 +219,10 @@ def histogram() -> Chart:
         "width": 0.9,
         "hovertemplate": "2^%{x}: %{customdata:.3~%}<extra></extra>",
     }
-    chart: Chart = {"data": [bars], "layout": layout("share of elements", showlegend=False, height=230, bargap=0.1)}
+    chart: Chart = {
+        "data": [bars],
+        "layout": layout("share of non-zero elements", showlegend=False, height=230, bargap=0.1),
+    }
     chart["layout"]["hovermode"] = "closest"
     chart["layout"]["xaxis"] |= {"title": {"text": "log2 of the absolute value", "standoff": 4}, "tickformat": None}
     chart["layout"]["yaxis"] |= {"tickformat": ".0%", "rangemode": "tozero"}

@@ -23,7 +23,7 @@ class Meaning:
         low, high: values at the ends of the colour scale; what lies outside takes the end's colour.
         log: whether colours follow the logarithm.
         digits: format of a value, as d3 writes it.
-        worst: "high" or "far" (from the middle of the scale): how rows are ranked.
+        worst: "high", or "scale": of two scales the one too large is worse, eight times. How cells and rows are ranked.
     """
 
     column: str
@@ -71,7 +71,7 @@ MEANINGS = (
         high=6.0,
         log=False,
         digits="+.2f",
-        worst="far",
+        worst="scale",
     ),
     Meaning(
         column="excess_db",

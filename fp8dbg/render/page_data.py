@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from fp8dbg.analysis.evidence import natural
 from fp8dbg.numerics.formats import FORMATS
@@ -19,11 +20,13 @@ from fp8dbg.runs.queries import QUESTIONS, ask
 
 VALUES = 3_000_000
 """Figures drawn of all tensors together, at most: about 9 MB of page."""
+EVERY_VALUES = 600_000
+"""Figures of amax and scale over every step, at most."""
 CLOSE_VALUES = 600_000
 """Figures drawn once more at a finer resolution, for the layers that findings name."""
 MOST_BUCKETS, FEWEST_BUCKETS = 500, 40
-PER_LAYER = 3 * 14 + 3 * 6 + 3 * 9
-"""Series of one layer: operands, results, GEMMs."""
+PER_LAYER, PER_LAYER_EVERY = 3 * 14 + 3 * 6 + 3 * 9, 3 * 4
+"""Series of one layer on sampled steps (operands, results, GEMMs), and on every step."""
 _EVERY = 1 << 40
 """Buckets enough for each sampled step to have its own."""
 HISTOGRAMS = 9_000
@@ -32,7 +35,7 @@ HISTOGRAMS = 9_000
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """One column of the charts: its first and last sampled step, and how many it holds."""
+    """One column of the charts: its first and last step, and how many (sampled) steps it holds."""
 
     first_step: int
     last_step: int
@@ -71,19 +74,28 @@ class PageData:
     @cached_property
     def grid(self) -> Grid:
         """Everything, at the resolution that fits the budget."""
-        return self._grid(_fitting(VALUES, len(self.layers)))
+        return self._grid(_fitting(VALUES, PER_LAYER * len(self.layers)))
 
     @cached_property
     def close(self) -> Grid | None:
         """The named layers at a finer resolution; None where the grid holds every sampled step already."""
         if all(bucket.sampled == 1 for bucket in self.grid.buckets) or not self.close_layers:
             return None
-        return self._grid(_fitting(CLOSE_VALUES, len(self.close_layers)), self.close_layers)
+        return self._grid(_fitting(CLOSE_VALUES, PER_LAYER * len(self.close_layers)), self.close_layers)
 
     @cached_property
     def close_layers(self) -> list[str]:
         """The named layers that get the finer resolution."""
         return [layer for layer in self.named if layer in set(self.layers)][:16]
+
+    @cached_property
+    def every(self) -> tuple[list[Bucket], Cube]:
+        """amax and scale over every step."""
+        buckets = _fitting(EVERY_VALUES, PER_LAYER_EVERY * len(self.layers))
+        rows = ask(self.run, "page_steps_seen", buckets=buckets)
+        table = self._table("page_amax", {"buckets": buckets, "layers": None})
+        known = pc.is_in(table["layer"], value_set=pa.array(self.layers, pa.string()))
+        return [_bucket(row) for row in rows], make_cube(table.filter(known), len(rows))
 
     def _grid(self, buckets: int, layers: list[str] | None = None) -> Grid:
         rows = ask(self.run, "page_buckets", buckets=buckets)
@@ -91,8 +103,7 @@ class PageData:
         tensors, gemms = (make_cube(self._table(q, values), len(rows)) for q in ("page_tensors", "page_gemms"))
         add_floors(tensors)
         add_gemm_floors(gemms, tensors)
-        spans = [Bucket(row["first_step"], row["last_step"], row["sampled"]) for row in rows]
-        return Grid(spans, tensors, gemms)
+        return Grid([_bucket(row) for row in rows], tensors, gemms)
 
     def _table(self, question: str, values: dict[str, Any]) -> pa.Table:
         table: pa.Table = self.run.sql(QUESTIONS[question].sql, values).to_arrow_table()
@@ -128,21 +139,30 @@ class PageData:
         """All of it as JSON."""
         numbers = {layer: i for i, layer in enumerate(self.layers)}
         grids = [self.grid, self.close]
-        ranks = self.ranks()
+        ranks, (spans, every) = self.ranks(), self.every
         return {
+            "every": {"buckets": _plain_buckets(spans), "tensor": plain(every, numbers)},
             "grids": [_plain_grid(grid, numbers) for grid in grids if grid is not None],
             "histograms": self.histograms(),
             "ranks": ranks and plain(ranks, numbers),
         }
 
 
-def _fitting(values: int, layers: int) -> int:
-    return max(FEWEST_BUCKETS, min(MOST_BUCKETS, values // (PER_LAYER * max(1, layers))))
+def _fitting(values: int, series: int) -> int:
+    return max(FEWEST_BUCKETS, min(MOST_BUCKETS, values // max(1, series)))
+
+
+def _bucket(row: dict[str, Any]) -> Bucket:
+    return Bucket(row["first_step"], row["last_step"], row["sampled"])
+
+
+def _plain_buckets(buckets: list[Bucket]) -> list[list[int]]:
+    return [list(asdict(bucket).values()) for bucket in buckets]
 
 
 def _plain_grid(grid: Grid, numbers: dict[str, int]) -> dict[str, Any]:
     return {
-        "buckets": [list(asdict(bucket).values()) for bucket in grid.buckets],
+        "buckets": _plain_buckets(grid.buckets),
         "tensor": plain(grid.tensors, numbers),
         "gemm": plain(grid.gemms, numbers),
     }

@@ -68,8 +68,8 @@ def _plan(plan: Plan) -> str:
     return (
         '<div class="copy"><p class="note">Fallback plan: what to take out of FP8, as '
         "<code>fp8dbg.simulate(model, fallback=...)</code> takes it.</p>"
-        f'<pre id="fallback" tabindex="0">{escaped_lines(fallback)}</pre>'
-        '<button type="button" data-copies="fallback">Copy</button></div>'
+        f'<div><pre id="fallback" tabindex="0">{escaped_lines(fallback)}</pre>'
+        '<button type="button" data-copies="fallback">Copy</button></div></div>'
         f"<details><summary>Why each of them ({len(rows)})</summary>{table(headings, rows)}</details>"
     )
 

@@ -45,13 +45,20 @@ def timeline(rows: Sequence[dict[str, Any]], marks: Marks) -> Chart:
     chart = layout("loss", height=330 if with_norm else 260)
     chart["margin"] |= {"t": 40}
     chart["legend"] |= {"y": 1.07}
-    chart["yaxis"] |= {"domain": [0.42 if with_norm else 0.14, 1.0]}
+    chart["yaxis"] |= {"domain": [0.42 if with_norm else 0.14, 1.0], "type": _axis_type(rows, "loss")}
     chart["yaxis2"] = chart["yaxis"] | {"domain": [0.13, 0.36], "title": {"text": "grad norm", "standoff": 4}}
-    chart["yaxis2"] |= {"nticks": 3, "visible": with_norm}
+    chart["yaxis2"] |= {"nticks": 3, "visible": with_norm, "type": _axis_type(rows, "grad_norm")}
     chart["yaxis3"] = {"domain": [0.0, 0.08], "visible": False, "fixedrange": True, "range": [-1, 1]}
     chart["xaxis"] |= {"anchor": "y3", "showline": False}
     chart["shapes"], chart["annotations"] = _onsets(marks.onsets, rows[-1]["step"] - rows[0]["step"] if rows else 0)
     return {"data": [trace for trace in data if len(trace["x"])], "layout": chart}
+
+
+def _axis_type(rows: Sequence[dict[str, Any]], column: str) -> str:
+    """Logarithmic where a linear axis would press everything but one spike onto its edge."""
+    values = [row[column] for row in rows if row[column] is not None]
+    wide = bool(values) and min(values) > 0 and max(values) > 50 * sorted(values)[len(values) // 2]
+    return "log" if wide else "linear"
 
 
 def _line(rows: Sequence[dict[str, Any]], column: str, colour: str, axis: str) -> Chart:

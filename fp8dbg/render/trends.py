@@ -21,7 +21,7 @@ COLUMN_OF = {
     "underflow": "underflow_ratio",
     "wrong_format": "underflow_ratio",
     "outlier": "underflow_ratio",
-    "saturation": "saturated_ratio",
+    "saturation": "scale_delta",
     "stale_scale": "scale_delta",
     "frozen_scale": "scale_delta",
     "non_finite": "nonfinite_ratio",
@@ -29,32 +29,44 @@ COLUMN_OF = {
     "gain_error": "norm_ratio",
     "rank_disagreement": "scale_delta",
 }
-"""The figure that shows a verdict; rel_l2 for every other."""
+"""The figure that shows a verdict; rel_l2 for every other. A figure that the evidence names goes before it."""
 
 
 def trends(run: Folder, findings: Sequence[Finding]) -> list[str]:
     """For each finding the sparkline of its figure, or "" where it is about no tensor.
 
-    Each character stands for the worst of its share of the sampled steps; a space is a stretch without the figure.
+    Each character stands for the worst of its share of the sampled steps (of all steps for the scale); a space is a
+    stretch without the figure.
     """
     placed = [f for f in findings[:MOST] if f.layer is not None and f.tensor is not None]
     if not placed:
         return ["" for _ in findings]
-    values = {"buckets": POINTS, "layers": json.dumps(sorted({f.layer for f in placed if f.layer is not None}))}
-    cube = make_cube(run.sql(QUESTIONS["page_tensors"].sql, values).to_arrow_table(), POINTS)
-    return [_trend(cube, finding) if finding in placed else "" for finding in findings]
+    layers = json.dumps(sorted({f.layer for f in placed if f.layer is not None}))
+    sampled, every = (_cube(run, question, layers) for question in ("page_tensors", "page_amax"))
+    return [_trend(sampled, every, finding) if finding in placed else "" for finding in findings]
 
 
-def _trend(cube: Cube, finding: Finding) -> str:
+def _cube(run: Folder, question: str, layers: str) -> Cube:
+    values = {"buckets": POINTS, "layers": layers}
+    return make_cube(run.sql(QUESTIONS[question].sql, values).to_arrow_table(), POINTS)
+
+
+def _trend(sampled: Cube, every: Cube, finding: Finding) -> str:
+    named = (row.get("figure") for row in finding.evidence)
+    column = next((name for name in named if name in sampled.columns), COLUMN_OF.get(finding.code, "rel_l2"))
+    cube = every if column == "scale_delta" and column in every.columns else sampled
     row = cube.row(layer=finding.layer, tensor=finding.tensor)
-    column = COLUMN_OF.get(finding.code, "rel_l2")
     if row is None or column not in cube.columns:
         return ""
-    series = [
-        None if math.isnan(v) else abs(math.log2(v)) if column == "norm_ratio" and v > 0 else abs(v)
-        for v in cube.columns[column][row].tolist()
-    ]
-    return sparkline(series)
+    values = [None if math.isnan(value) else value for value in cube.columns[column][row].tolist()]
+    return sparkline([value if value is None else _badness(finding.code, column, value) for value in values])
+
+
+def _badness(code: str, column: str, value: float) -> float:
+    """How far a figure is from health: a scale that clips is too large, a stale one may be either."""
+    if column == "norm_ratio":
+        return abs(math.log2(max(value, 1e-37)))
+    return max(0.0, value) if code == "saturation" else abs(value)
 
 
 def sparkline(values: Sequence[float | None]) -> str:

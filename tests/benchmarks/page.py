@@ -1,8 +1,9 @@
 """What the page of a big run costs: ``python -m tests.benchmarks.page [layers] [samples] [ranks]`` (500, 1000, 1).
 
-The run has six tensors and three GEMMs per layer, with histograms, and figures drawn at random: 3 million rows of
-``tensors`` at the default size. Written to a temporary folder, about 450 MB. CPU time is the process's own, over all
-threads; on a shared machine it is the one to trust. Opening is measured in headless Chromium, beside an empty page's.
+The run has six tensors and three GEMMs per layer, with histograms, ten steps per sampled one, and figures drawn at
+random: 3 million rows of ``tensors`` and 15 million of ``amax`` at the default size, about 800 MB in a temporary
+folder. CPU time is the process's own, over all threads; on a shared machine it is the one to trust. Opening is measured
+in headless Chromium, beside an empty page's.
 """
 
 from __future__ import annotations
@@ -52,6 +53,13 @@ select {_KEYS}, g as gemm, 'delayed' as recipe, 2048 as m, 512 as n, 512 as k, 6
 from {_GRID}, (values ('fprop'), ('dgrad'), ('wgrad')) d(g)
 order by step, rank
 """
+AMAX = f"""
+select s as step, 0 as microbatch, k as rank, {_NAME} as layer, r as tensor, 3 + random() as amax,
+    100 + random() as scale, 0 as nan, 0 as inf
+from range({{samples}} * 10) a(s), range({{ranks}}) b(k), range({{layers}}) c(l),
+    (values ('input'), ('weight'), ('grad_output')) d(r)
+order by step, rank
+"""
 STEPS = """
 select s as step, k as rank, 2 + random() as loss, 1 + random() as grad_norm, 0.1 as seconds, s % 10 = 0 as sampled
 from range({samples} * 10) a(s), range({ranks}) b(k)
@@ -64,7 +72,7 @@ def write(path: Path, layers: int, samples: int, ranks: int) -> Path:
     RunWriter(path, rank=0, fingerprint={"recipe": "delayed"}).close()
     connection = duckdb.connect(config={"memory_limit": "4GB", "temp_directory": str(path.parent / "spill")})
     connection.execute("set enable_progress_bar = false")
-    for table, query in (("tensors", TENSORS), ("gemms", GEMMS), ("steps", STEPS)):
+    for table, query in (("tensors", TENSORS), ("gemms", GEMMS), ("amax", AMAX), ("steps", STEPS)):
         connection.register("empty_table", arrow_schema(table).empty_table())
         rows = query.format(layers=layers, samples=samples, ranks=ranks)
         folder = path / table / "rank=00000"
@@ -115,7 +123,7 @@ def main(layers: int = 500, samples: int = 1000, ranks: int = 1) -> None:
         times = {name: min(opened(browser, p) for _ in range(3)) for name, p in (("empty", small), ("big", page))}
         browser.driver.quit()
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print(f"{layers} layers x {samples} samples x {ranks} ranks, {9 * layers * samples * ranks:,} rows")
+        print(f"{layers} layers x {samples} samples x {ranks} ranks, {39 * layers * samples * ranks:,} rows")
         print(f"page written in  {wall:6.1f} s   ({cpu:.1f} s of CPU, {peak:.0f} MB at most)")
         print(f"page size        {page.stat().st_size / 1e6:6.1f} MB")
         print(f"page opened in   {times['big']:6.2f} s   (an empty one {times['empty']:.2f} s)")
