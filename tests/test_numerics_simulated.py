@@ -245,6 +245,30 @@ class TestScales:
         assert not made.get_buffer("fp8_amax_history").any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("label", recipe_names())
+def test_the_path_of_other_devices(label: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an accelerator would do, done on a CPU: the same scales bit for bit; in bfloat16 one rounding more."""
+    found, steps = [], (1.0, 1e3, 0.0, 1e-3)
+    for on_host in (True, False):
+        monkeypatch.setattr("fp8dbg.numerics.tiles.on_host", lambda tensor, answer=on_host: answer)
+        torch.manual_seed(0)
+        layer = SimulatedLinear(80, 48, dtype=dtype, recipe=label)
+        made: dict[str, Tensor] = {}
+        for i, size in enumerate(steps):
+            x = (size * normal(16, 80, seed=i)).to(dtype).requires_grad_()
+            y = layer(x)
+            y.backward(normal(16, 48, seed=9).to(dtype))
+            assert x.grad is not None
+            made |= {f"output {i}": y.detach(), f"dgrad {i}": x.grad}
+        found.append((made | grads(layer), state(layer)))
+    assert_equal(found[0][1], found[1][1])
+    slack = 1e-5 if dtype == torch.float32 else 2.0**-6
+    for name, value in found[0][0].items():
+        size = value.float().square().mean().sqrt().item()
+        torch.testing.assert_close(found[1][0][name], value, rtol=slack, atol=slack * size)
+
+
 class Reused(nn.Module):
     """A layer called twice in one forward, with inputs of different size."""
 

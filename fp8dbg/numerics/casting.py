@@ -153,7 +153,7 @@ def _under_one_scale(matrix: Tensor, recipe: Recipe, role: str, scale: float | T
     tile = max(1, _STRIP // width), width
     grid = tiles.grid_of(flat.shape, tile)
     ones = torch.ones(grid, device=matrix.device)
-    if isinstance(scale, Tensor) and scale.device.type != "cpu":
+    if isinstance(scale, Tensor) and not tiles.on_host(scale):
         value: Tensor | float = scale.float()
         factor: Tensor | float = 1.0 / scale.float()
     else:

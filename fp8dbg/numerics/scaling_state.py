@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fp8dbg.numerics import tiles
 from fp8dbg.numerics.census import amax_of
 from fp8dbg.numerics.recipes import ROLES, Recipe
 from fp8dbg.numerics.scales import FLT_MAX
@@ -92,7 +93,7 @@ class DelayedScaling:
 
     def _in_force(self, layer: nn.Module) -> dict[str, Scale]:
         scales = layer.get_buffer("fp8_scales")
-        values = scales.tolist() if scales.device.type == "cpu" else scales.clone().unbind()
+        values = scales.tolist() if tiles.on_host(scales) else scales.clone().unbind()
         return dict(zip(ROLES, values, strict=True))
 
     def _collect(self, layer: nn.Module, roles: Iterable[str], amax: Tensor) -> None:
@@ -132,7 +133,7 @@ def _rows(roles: Iterable[str]) -> slice:
 def _amax(operands: dict[str, Tensor]) -> Tensor:
     """What an fmax-style reduction gives, float32 [roles], on the tensors' device: Inf counts, NaN does not."""
     tensors = [t.detach() for t in operands.values()]
-    if tensors[0].device.type == "cpu":
+    if tiles.on_host(tensors[0]):
         return torch.tensor([float(amax_of(t)) for t in tensors])
     filled = [t if t.numel() else t.new_zeros(1) for t in tensors]
     return torch.stack([t.abs().float().nan_to_num(nan=0.0, posinf=torch.inf).amax() for t in filled])

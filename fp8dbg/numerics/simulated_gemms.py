@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from fp8dbg.numerics import tiles
 from fp8dbg.numerics.casting import OPERANDS, Quantised, cast
 from fp8dbg.numerics.recipes import Recipe
 from fp8dbg.numerics.scaling_state import Scale
@@ -85,7 +86,7 @@ def _product(a: Quantised, b: Quantised, dtype: torch.dtype, bias: Tensor | None
     """a times b plus bias, accumulated in float32 and rounded once to ``dtype``."""
     factor = a.factor * b.factor
     narrow = a.values.dtype == b.values.dtype == dtype == torch.bfloat16
-    if narrow and isinstance(factor, float) and a.values.device.type == "cpu":
+    if narrow and isinstance(factor, float) and tiles.on_host(a.values):
         # the factor is applied before the result is rounded; with beta=0 what is added to is not read
         start = a.values.new_zeros(b.values.shape[1]) if bias is None else bias
         return torch.addmm(start, a.values, b.values, beta=0 if bias is None else 1, alpha=factor)

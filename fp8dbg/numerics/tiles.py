@@ -40,6 +40,11 @@ class Cast(NamedTuple):
     inverses: Tensor
 
 
+def on_host(tensor: Tensor) -> bool:
+    """Whether the compiled loops can read the tensor; everywhere else torch operations take their place."""
+    return tensor.device.type == "cpu"
+
+
 def as_matrix(tensor: Tensor) -> Tensor:
     """The tensor as contiguous [rows, columns], bfloat16 or float32: leading axes flattened, other dtypes widened.
 
@@ -72,7 +77,7 @@ def amax_per_tile(matrix: Tensor, tile: Tile, let_nan_in: bool = False) -> Tenso
 
     NaN is left out, as in an fmax reduction, or makes its tile's amax NaN.
     """
-    if matrix.device.type != "cpu":
+    if not on_host(matrix):
         return _amax_by_torch(matrix, tile, let_nan_in)
     amax = np.zeros(grid_of(matrix.shape, tile), dtype=np.float32)
     x, ceiling = array_of(matrix), np.uint32(0x7FFFFFFF if let_nan_in else 0x7F800000)
@@ -82,7 +87,7 @@ def amax_per_tile(matrix: Tensor, tile: Tile, let_nan_in: bool = False) -> Tenso
 
 def apply(cast: Cast, matrix: Tensor, dtype: torch.dtype, error: bool = False) -> Tensor:
     """round(x * scale) * inverse for every element, or with ``error`` that minus x; bfloat16 or float32, new tensor."""
-    if matrix.device.type != "cpu":
+    if not on_host(matrix):
         seen = _cast_by_torch(cast, matrix)
         return (seen - matrix.float() if error else seen).to(dtype)
     out = torch.empty(matrix.shape, dtype=dtype)
@@ -97,7 +102,7 @@ def sums(cast: Cast, matrix: Tensor) -> tuple[CastSums, float, int]:
 
     float64 sums in an order that the shape alone decides, whatever the threads.
     """
-    if matrix.device.type != "cpu":
+    if not on_host(matrix):
         return _sums_by_torch(cast, matrix)
     tall = max(1, _STRIP // max(cast.tile[0] * matrix.shape[1], 1))
     strips = -(-cast.scales.shape[0] // tall)
