@@ -44,7 +44,7 @@ def no_hooks_left() -> Iterator[None]:
     if _last_hook_id() == before:
         return
     left = _what_is_left()
-    boundaries = sys.modules.get("fp8dbg.recording.boundaries")
+    boundaries: Any = sys.modules.get("fp8dbg.recording.boundaries")
     for listener in list(boundaries._listeners) if boundaries else []:
         boundaries.unlisten(listener)  # so that the next test starts clean
     assert not left

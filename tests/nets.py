@@ -175,8 +175,8 @@ def build(case: Case) -> tuple[nn.Module, list[torch.optim.Optimizer]]:
     return model, [kind(part, lr=1e-2) for kind, part in zip(kinds, parts, strict=False)]
 
 
-def loss_of(case: Case, model: nn.Module) -> Tensor:
-    """The loss of a random batch of 2 x 5 tokens."""
+def loss_of(case: Case, model: nn.Module) -> Any:
+    """The loss of a random batch of 2 x 5 tokens: a Tensor, whose ``backward`` torch leaves without types."""
     x = torch.randn(2, 5, WIDTH, requires_grad=case.gradients)
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=case.bf16):
         logits = model(x)

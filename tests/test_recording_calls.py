@@ -211,7 +211,7 @@ def test_amaxes_are_those_of_what_the_gemm_reads(tmp_path: Path) -> None:
 
 
 def test_right_value_9_the_microbatches_of_a_step_combine(tmp_path: Path) -> None:
-    """Row 9 of the right values: the step's amax is the largest, its underflow the sum of counts over the sum of sizes."""
+    """Row 9: the step's amax is the largest of the four, its underflow the sum of counts over the sum of sizes."""
     layer = nn.Linear(4, 4, bias=False)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.0)
     amaxes = [12.0, 3.0, 1.5, 0.75]
@@ -228,7 +228,7 @@ def test_right_value_9_the_microbatches_of_a_step_combine(tmp_path: Path) -> Non
 
 
 def test_right_value_14_only_a_weight_gradient_is_not_finite(tmp_path: Path) -> None:
-    """Row 14 of the right values: layer 3's weight gradient is NaN (Inf less Inf), no activation or output gradient is."""
+    """Row 14: a weight gradient is NaN (Inf less Inf), and no activation or output gradient is."""
 
     class Scale(nn.Module):
         def __init__(self, by: float) -> None:
@@ -238,11 +238,12 @@ def test_right_value_14_only_a_weight_gradient_is_not_finite(tmp_path: Path) -> 
         def forward(self, x: Tensor) -> Tensor:
             return x * self.by
 
-    model = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(3)), Scale(1e38), nn.Linear(4, 4, bias=False))
-    for layer in (model[0], model[1], model[2], model[4]):
+    layers = [nn.Linear(4, 4, bias=False) for _ in range(4)]
+    for layer in layers:
         nn.init.eye_(layer.weight)
     with torch.no_grad():
-        model[4].weight.mul_(1e-38)
+        layers[3].weight.mul_(1e-38)
+    model = nn.Sequential(*layers[:3], Scale(1e38), layers[3])
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     signs = torch.tensor([[10.0], [-10.0]])
     with fp8dbg.attach(model, tmp_path, every=1):

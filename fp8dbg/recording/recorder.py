@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fp8dbg.recording.dumps import Dumps
 from fp8dbg.recording.extents import LastSeen
-from fp8dbg.recording.guard import guarded, sentence
+from fp8dbg.recording.guard import guarded, logger, sentence
 from fp8dbg.recording.layer import Layer
 from fp8dbg.recording.ledger import Ledger, Row
 from fp8dbg.recording.names import matches, named_layers
@@ -287,7 +286,7 @@ class Recorder:
                 "recorded. Attach to the model that is trained, and before torch.compile."
             )
             self.event("gap", None, detail)
-            warnings.warn(f"fp8dbg: {detail}", RuntimeWarning, stacklevel=2)
+            logger.warning("fp8dbg: %s", detail)
 
     def close(self) -> None:
         """Write what is finished. A step that no optimizer has ended yet is written as far as it came."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import sys
-import warnings
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -165,7 +164,7 @@ class Session:
 
     def _warn(self, detail: str) -> None:
         self.recorder.event("gap", None, detail)
-        warnings.warn(f"fp8dbg: {detail}", RuntimeWarning, stacklevel=5)
+        logger.warning("fp8dbg: %s", detail)
 
     def log(self, *, loss: Any = None, grad_norm: Any = None, learning_rate: Any = None) -> None:
         """Give figures of the current step; after the optimizer's step, of the step that has just ended.

@@ -75,7 +75,7 @@ def trainer() -> tuple[Decoder, torch.optim.Optimizer, Callable[[], None]]:
     def step() -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             logits = model(tokens[:, :-1])
-            loss = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+            loss: Any = functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -99,7 +99,7 @@ def naive_hooks(model: nn.Module) -> Iterator[None]:
         figures.extend([((y == 0) & (x != 0)).sum().item(), (x.abs() * scale > 464).sum().item()])
         figures.extend([(y - x).square().mean().item(), functional.cosine_similarity(x, y, dim=-1).mean().item()])
 
-    def hook(module: Any, args: tuple[Tensor], output: Tensor) -> None:
+    def hook(module: Any, args: tuple[Tensor], output: Any) -> None:
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
             look(args[0])
             look(module.weight)
