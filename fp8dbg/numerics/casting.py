@@ -27,9 +27,9 @@ _FLAT, _STRIP = 4096, 1 << 16
 class Quantised(NamedTuple):
     """What a GEMM sees of an operand: ``values`` times ``factor``.
 
-    ``values`` has the operand's shape: bfloat16 where that holds them exactly (codes under one scale, blocks under
-    powers of two, NVFP4), else float32. ``factor`` is one number, or a 0-d tensor if the scale given was one on a
-    device.
+    ``values`` has the operand's shape: bfloat16 where that holds them exactly (codes under one scale; blocks under
+    powers of two, and NVFP4, down to 9e-41), else float32. ``factor`` is one number, or a 0-d tensor if the scale given
+    was one on a device.
     """
 
     values: Tensor
@@ -128,7 +128,7 @@ def prepare(
     if recipe.name == "nvfp4":
         whole = tensor_scale(matrix, recipe, role) if scale is None else float(scale)
         scales, inverses = nvfp4_block_scales(amax, whole)
-        return Prepared(matrix, tiles.Cast(fmt, tile, scales, inverses), 1.0 / whole, amax)
+        return Prepared(matrix, tiles.Cast(fmt, tile, scales, inverses), _inverse(whole), amax)
     with np.errstate(all="ignore"):
         scales = torch.from_numpy(recipe.scales(amax.cpu().numpy(), role)).to(matrix.device)
     return Prepared(matrix, tiles.Cast(fmt, tile, scales, 1.0 / scales), 1.0, amax)
@@ -157,7 +157,12 @@ def _under_one_scale(matrix: Tensor, recipe: Recipe, role: str, scale: float | T
         value: Tensor | float = scale.float()
         factor: Tensor | float = 1.0 / scale.float()
     else:
-        value = float(np.float32(float(scale)))
-        # the float64 quotient of two float32 values rounds to their float32 one
-        factor = float(np.float32(1.0 / value)) if value else math.inf
+        value = float(scale)
+        factor = _inverse(value)
     return Prepared(flat, tiles.Cast(recipe.format(role), tile, ones * value, ones), factor)
+
+
+def _inverse(scale: float) -> float:
+    """1 / scale as float32 has it: Inf for 0, 0 for Inf."""
+    with np.errstate(all="ignore"):
+        return float(np.float32(1.0) / np.float32(scale))

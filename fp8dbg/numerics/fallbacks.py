@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
-from fp8dbg.errors import UnknownNameError
+from fp8dbg.errors import UnknownNameError, UsageError
 from fp8dbg.numerics.recipes import GEMMS, Recipe, recipe_named
 
 Fallback = Iterable[str] | Mapping[str, Iterable[str] | Mapping[str, str | Recipe]]
@@ -23,6 +23,15 @@ def recipes_per_gemm(layers: list[str], recipe: Recipe, fallback: Fallback | Non
         for name in _matching(layers, pattern):
             chosen[name].update(gemms)
     return chosen
+
+
+def delayed_recipe(recipes: Iterable[Recipe]) -> Recipe | None:
+    """The delayed recipe among those of one layer's GEMMs, which share one state; more than one is a UsageError."""
+    delayed = sorted({r.label: r for r in recipes if r.name == "delayed"}.items())
+    if len(delayed) > 1:
+        labels = " and ".join(label for label, _ in delayed)
+        raise UsageError(f"One layer cannot scale by {labels}.", "Give its GEMMs the same delayed recipe.")
+    return delayed[0][1] if delayed else None
 
 
 def _entries(layers: list[str], fallback: Fallback) -> list[tuple[str, dict[str, Recipe]]]:

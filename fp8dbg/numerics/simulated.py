@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fp8dbg.errors import UsageError
 from fp8dbg.numerics.casting import OPERANDS
-from fp8dbg.numerics.fallbacks import Fallback, recipes_per_gemm
+from fp8dbg.numerics.fallbacks import Fallback, delayed_recipe, recipes_per_gemm
 from fp8dbg.numerics.recipes import GEMMS, Recipe, recipe_named
 from fp8dbg.numerics.scaling_state import STATE, DelayedScaling, Scale
 from fp8dbg.numerics.simulated_gemms import SimulatedGemms
@@ -70,11 +70,7 @@ class SimulatedLinear(nn.Linear):
         self.fp8_recipes = {gemm: recipe_named(recipes.get(gemm, self.fp8_recipe)) for gemm in GEMMS}
         if len(set(self.fp8_recipes.values())) == 1:
             self.fp8_recipe = next(iter(self.fp8_recipes.values()))
-        delayed = {r for r in self.fp8_recipes.values() if r.name == "delayed"}
-        if len(delayed) > 1:
-            labels = " and ".join(sorted(r.label for r in delayed))
-            raise UsageError(f"One layer cannot scale by {labels}.", "Give its GEMMs the same delayed recipe.")
-        wanted = delayed.pop() if delayed else None
+        wanted = delayed_recipe(self.fp8_recipes.values())
         present = self.__dict__.get("_scaling")
         if present is None or present.recipe != wanted:
             for name in STATE:
@@ -184,6 +180,8 @@ def simulate(model: Model, recipe: str | Recipe = "delayed", fallback: Fallback 
         # of a layer that goes by two names, an exception under either of them counts
         changed = {gemm: r for gemm, r in recipes.items() if r != recipe}
         chosen.setdefault(layers[name], {}).update(changed)
+    for changed in chosen.values():  # all are checked before one is changed
+        delayed_recipe(changed.get(gemm, recipe) for gemm in GEMMS)
     for layer, changed in chosen.items():
         SimulatedLinear.adopt(layer, recipe, changed)
     return model

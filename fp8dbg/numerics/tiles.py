@@ -132,10 +132,10 @@ def rounding_constants(fmt: Format) -> tuple[np.uint32, np.uint32, np.float32]:
 
 def _limits(fmt: Format) -> tuple[np.float32, np.float32]:
     """The smallest normal value, and the largest product that does not saturate."""
-    boundary = np.float32(fmt.boundary)
-    return np.float32(fmt.smallest_normal), np.nextafter(
-        boundary, np.float32(0)
-    ) if fmt.boundary_saturates else boundary
+    highest = np.float32(fmt.boundary)
+    if fmt.boundary_saturates:
+        highest = np.nextafter(highest, np.float32(0))
+    return np.float32(fmt.smallest_normal), highest
 
 
 def _over_rows(work: Callable[[int, int], None], matrix: Tensor, tile: Tile) -> None:
