@@ -31,6 +31,7 @@ CODE = "saturation"
 EXPLAINS: frozenset[str] = frozenset({"gain_error"})
 TITLE = "Scale too large: values clip"
 REMEDY = "Give delayed scaling a margin of 1 or use current scaling for this layer, and look at the batch of that step."
+REMEDY_FINE = "Round block scales up, so that no block's largest value clips, and look at how they are computed."
 
 JUMP = 2.5
 """log2 of scale x amax over the format's maximum that counts as a jump where only amax was recorded: 5.7 times, where a
@@ -63,8 +64,8 @@ def _finding(evidence: Evidence, suspect: Suspect) -> Finding:
         severity=severity(evidence, row, "act"),
         summary=f"{percent(stretch['worst'])} of {row['tensor']} {'would be' if row['what_if'] else 'is'} clipped"
         f"{under(row)} {when(evidence, suspect)}{': ' + scale if scale else ''}.",
-        remedy=REMEDY,
-        action="scale",
+        remedy=REMEDY if row["granularity"] == "tensor" else REMEDY_FINE,
+        action="scale" if row["granularity"] == "tensor" else "recipe",
         harm=harm_of(evidence, suspect, lost),
     )
 

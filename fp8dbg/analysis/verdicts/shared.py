@@ -41,8 +41,9 @@ nothing (metrics.md: 64 times too small leaves rel_l2 at 0.026)."""
 EXCESS = 0.5
 """log2 by which a scale must be too large before it is to blame for clipping: below it only amax's neighbours clip."""
 
-ERROR_FACTOR = 2.0
-"""Clipping matters where rel_l2 is above this multiple of the format's floor."""
+ERROR_FACTOR, ERROR_FACTOR_FINE = 2.0, 4.0
+"""An error matters above this multiple of the format's floor. Scales finer than a tensor may be rounded so that each
+block's largest value clips a little (OCP MX's floor): twice the floor is their normal."""
 
 CLIPPED_GRADIENT, CLIPPED_NORM = 0.05, 0.5
 """Share of a gradient's values, and rel_l2 of an activation or weight, beyond which clipping once is too much."""
@@ -103,7 +104,8 @@ def _much(suspect: Suspect) -> bool:
 def error_matters(row: Row, rel_l2: float | None) -> bool:
     """Whether an error is beyond the noise of the row's format."""
     floor = noise_floor(row)
-    return rel_l2 is not None and floor is not None and rel_l2 > ERROR_FACTOR * floor
+    factor = ERROR_FACTOR if row["granularity"] == "tensor" else ERROR_FACTOR_FINE
+    return rel_l2 is not None and floor is not None and rel_l2 > factor * floor
 
 
 def unexplained(evidence: Evidence) -> list[Suspect]:
