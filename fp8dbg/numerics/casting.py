@@ -21,7 +21,7 @@ OPERANDS = {"fprop": ("input", "weight"), "dgrad": ("grad_output", "weight"), "w
 
 _ALONG_LAST = {("input", "fprop"), ("weight", "fprop"), ("grad_output", "dgrad")}
 _LOUD = ("tensorwise", "rowwise", "rowwise_with_gw_hp")  # torchao lets a NaN into the amax, TE does not
-_FLAT, _STRIP = 4096, 1 << 16
+_FLAT, _STRIP = 1024, 1 << 16
 
 
 class Quantised(NamedTuple):

@@ -16,7 +16,7 @@ from numba.extending import intrinsic, overload
 
 from fp8dbg.numerics.compiled import compiled
 
-CHUNK = 1024
+CAST_CHUNK, SUM_CHUNK = 2048, 1024
 """Columns handled at a time, so that the scratch rows stay in the first-level cache."""
 
 _ABS = np.uint32(0x7FFFFFFF)
@@ -53,6 +53,21 @@ def _widen_typed(value: Any) -> Any:
         return value
 
     return from_bfloat16 if isinstance(value, types.Integer) else unchanged
+
+
+def _put(out: Any, j: Any, value: Any) -> Any:
+    """Write a float32 that the row's dtype can hold; numba takes the overload below."""
+
+
+@overload(_put, inline="always")
+def _put_typed(out: Any, j: Any, value: Any) -> Any:
+    def store(out: Any, j: Any, value: Any) -> Any:
+        out[j] = value
+
+    def store_upper_half(out: Any, j: Any, value: Any) -> Any:
+        out[j] = np.uint16(np.uint32(bits_of(value)) >> _HALF)
+
+    return store_upper_half if isinstance(out.dtype, types.Integer) else store
 
 
 def _narrow(out: Any, j: Any, value: Any) -> Any:
@@ -132,7 +147,7 @@ def _spread(factors: Any, width: int, start: int, stop: int, out: Any) -> None:
 @compiled
 def _cast_row(x: Any, scale: Any, inverse: Any, rounding: Any, out: Any) -> None:
     for j in range(x.size):
-        _narrow(out, j, _round(widen(x[j]) * scale[j], rounding) * inverse[j])
+        _put(out, j, _round(widen(x[j]) * scale[j], rounding) * inverse[j])
 
 
 @compiled
@@ -146,14 +161,14 @@ def _error_row(x: Any, scale: Any, inverse: Any, rounding: Any, out: Any) -> Non
 def cast_tiles(x: Any, scales: Any, inverses: Any, tile: Any, span: Any, rounding: Any, error: bool, out: Any) -> None:
     """Write round(x * scale) * inverse, or with ``error`` that minus x, into ``out``: as x, either dtype.
 
-    ``scales``, ``inverses``: float32 [tile rows, tile columns].
+    ``scales``, ``inverses``: float32 [tile rows, tile columns]. Into bfloat16 an error is rounded; values must fit.
     """
     rows, columns = x.shape
     height, width = tile
-    scale, inverse = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
-    for start in range(0, columns, CHUNK):
-        stop = min(start + CHUNK, columns)
-        for t in range(span[0], span[1]):
+    scale, inverse = np.empty(CAST_CHUNK, np.float32), np.empty(CAST_CHUNK, np.float32)
+    for t in range(span[0], span[1]):
+        for start in range(0, columns, CAST_CHUNK):
+            stop = min(start + CAST_CHUNK, columns)
             _spread(scales[t], width, start, stop, scale)
             _spread(inverses[t], width, start, stop, inverse)
             for i in range(t * height, min(t * height + height, rows)):
@@ -211,10 +226,10 @@ def sum_tiles(
     """
     rows, columns = x.shape
     height, width = tile
-    scale, inverse = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32)
-    before, after, running = np.empty(CHUNK, np.float32), np.empty(CHUNK, np.float32), np.empty((5, CHUNK))
-    for start in range(0, columns, CHUNK):
-        stop = min(start + CHUNK, columns)
+    scale, inverse = np.empty(SUM_CHUNK, np.float32), np.empty(SUM_CHUNK, np.float32)
+    before, after, running = np.empty(SUM_CHUNK, np.float32), np.empty(SUM_CHUNK, np.float32), np.empty((5, SUM_CHUNK))
+    for start in range(0, columns, SUM_CHUNK):
+        stop = min(start + SUM_CHUNK, columns)
         running[:] = 0.0
         for t in range(span[0], span[1]):
             _spread(scales[t], width, start, stop, scale)
