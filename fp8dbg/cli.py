@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -176,6 +177,70 @@ def tensors(
         output.print_table(list(saved[0]), saved)
 
 
+@app.command(context_settings={"allow_interspersed_args": False})
+def run(
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- CMD ...", help="What to run: python, torchrun, a script.")
+    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Run folder to write; one that exists is continued.")] = Path(
+        "run_dir"
+    ),
+    every: Annotated[int, typer.Option(help="Measure everything on every n-th step; 0: never.")] = 100,
+    recipe: Annotated[str, typer.Option(help="What BF16 layers are compared with.")] = "delayed",
+    layers: Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Layers to record; may be repeated.")] = None,
+    fallback: Annotated[Path | None, typer.Option(metavar="PLAN", help="Plan (JSON) to apply to the model.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="After CMD's own output print how it ended as JSON.")] = False,
+) -> None:
+    """Run a program, unmodified, and record what it trains.
+
+    Every Python process below CMD that trains a PyTorch model records it. The exit code is CMD's own.
+    """
+    from fp8dbg.recording.launch import Options, launch
+
+    if fallback is not None:
+        _require_plan(fallback)
+    outcome = launch(command, Options(out, every, recipe, tuple(layers or ["*"]), fallback))
+    for folder in outcome.folders:
+        output.say(f"Recorded in {folder}: fp8dbg report {folder}")
+    if outcome.detail:
+        output.say(f"fp8dbg: {outcome.detail}")
+    if as_json:
+        typer.echo(output.json_text(asdict(outcome)))
+    raise typer.Exit(outcome.code)
+
+
+@app.command()
+def control(
+    run_folder: RunFolder,
+    every: Annotated[int | None, typer.Option(help="Measure everything on every n-th step; 0: never.")] = None,
+    layers: Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Layers to measure in full.")] = None,
+    dump: Annotated[list[str] | None, typer.Option(metavar="LAYER:TENSOR", help="Save them whole, once, now.")] = None,
+    stop: Annotated[bool | None, typer.Option("--stop/--go", help="Record nothing; record again.")] = None,
+    reset: Annotated[bool, typer.Option("--reset", help="Forget what control said before.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Change what a live run measures; without options, show what is in force.
+
+    A run looks at its control.toml between steps, at most once a second. GLOB and LAYER:TENSOR may be repeated.
+    """
+    from fp8dbg.recording.control import Control
+
+    asked = {"every": every, "layers": layers, "dump": dump, "stop": stop}
+    changes = {name: value for name, value in asked.items() if value is not None}
+    live = Control(run_folder)
+    if reset:
+        live.reset()
+    if changes:
+        live.change(changes)
+    settings = live.in_force()
+    if as_json:
+        typer.echo(output.json_text({"finished": live.finished, "settings": settings}))
+    else:
+        output.print_table(["setting", "value", "set_by"], settings)
+    if live.finished and (changes or reset):
+        output.say(f"{run_folder} is finished: the next session that records into it will read this.")
+
+
 @app.command()
 def doctor(
     layers: Annotated[int, typer.Option(min=1, help="Linear layers of the model.")] = 224,
@@ -199,6 +264,15 @@ def _open(path: Path) -> Run:
     from fp8dbg.analysis.run import open_run
 
     return open_run(path)
+
+
+def _require_plan(path: Path) -> None:
+    from fp8dbg.analysis.plan import Plan
+
+    try:
+        Plan.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read ({error}).", "Give the plan.json of a report.") from None
 
 
 def _require_new(out: Path) -> None:

@@ -1,0 +1,198 @@
+"""Inside a program that ``fp8dbg run`` started: find the models that it trains, and attach to them.
+
+An optimizer says which parameters are trained when it is made; who owns them is looked up once. From then to its first
+call in training the model carries a hook that attaches. A process without an optimizer pays nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import json
+import os
+import weakref
+from collections.abc import Callable
+from importlib import import_module
+from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch._compile import _disable_dynamo
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from fp8dbg.recording.guard import logger
+
+_OPTIMIZER: Any = Optimizer
+"""Its __init__ is wrapped: torch has hooks for an optimizer's steps, none for its making."""
+
+MOST_LOOKS = 16
+"""Optimizers whose model is looked up: each look goes through all of Python's objects, some 0.1 s in a big program."""
+
+
+def arm(options: str, tell: Callable[[str], None]) -> Search:
+    """Look for models from now on.
+
+    Args:
+        options: what ``launch.Options.to_json`` wrote.
+        tell: takes a line for the launcher.
+    """
+    search = Search(Attacher(json.loads(options), tell))
+    search.start()
+    return search
+
+
+class Search:
+    """Finds each model that is trained, at its first call in training mode with gradients on.
+
+    A model is the outermost module that holds parameters of an optimizer, whether or not it is what is called.
+
+    Args:
+        found: called with each model, once; whatever it raises is logged.
+    """
+
+    def __init__(self, found: Callable[[nn.Module], None]) -> None:
+        self._found, self._looks = found, 0
+        self._known: list[weakref.ref[nn.Module]] = []
+        self._original: Any = None
+
+    def start(self) -> None:
+        """Watch optimizers being made."""
+        self._original = original = _OPTIMIZER.__init__
+
+        @functools.wraps(original)
+        def made(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+            original(optimizer, *args, **kwargs)
+            with _harmless("what this optimizer trains"):
+                self.optimizer_made(optimizer)
+
+        _OPTIMIZER.__init__ = made
+
+    def stop(self) -> None:
+        """Watch no more."""
+        _OPTIMIZER.__init__ = self._original
+
+    def optimizer_made(self, optimizer: Optimizer) -> None:
+        """Wait for the first call of each model that it trains and that is not known yet."""
+        known = {id(p) for ref in self._known if (model := ref()) is not None for p in model.parameters()}
+        new = {id(p) for group in optimizer.param_groups for p in group["params"]} - known
+        if not new or self._looks >= MOST_LOOKS:
+            return
+        self._looks += 1
+        if self._looks == MOST_LOOKS:
+            logger.warning("fp8dbg: %d optimizers were made; the models of later ones are not recorded", MOST_LOOKS)
+        for model in _owners(new):
+            self._known.append(weakref.ref(model))
+            Pin(model, self._found)
+
+
+class Pin:
+    """A hook on every module of a model until the first of them is called in training."""
+
+    def __init__(self, model: nn.Module, found: Callable[[nn.Module], None]) -> None:
+        self._model, self._found = weakref.ref(model), found
+        self._handles: list[RemovableHandle] = []
+        for module in model.modules():
+            self._handles.append(module.register_forward_pre_hook(self, prepend=True))
+
+    def __call__(self, module: nn.Module, _: Any) -> None:
+        """A call; what torch.compile is tracing it leaves, by a graph break, to plain Python."""
+        if module.training and torch.is_grad_enabled():
+            if torch.compiler.is_compiling():
+                _trained_eagerly(self)
+            else:
+                self.trained()
+
+    def trained(self) -> None:
+        """The model is being trained: take the hooks off and say so."""
+        handles, self._handles = self._handles, []
+        for handle in handles:
+            handle.remove()
+        model = self._model()
+        if handles and model is not None:
+            with _harmless("this model"):
+                self._found(model)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (contextlib.nullcontext(), "__exit__")  # a copy of the model gets a hook that does nothing
+
+
+_trained_eagerly = _disable_dynamo(Pin.trained)
+
+
+def _owners(parameters: set[int]) -> list[nn.Module]:
+    """The modules that are in no other and hold some of the parameters, given by id."""
+    modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
+    inner = {id(child) for module in modules for child in module.__dict__.get("_modules", {}).values()}
+    outer = [module for module in modules if id(module) not in inner]
+    return [module for module in outer if any(id(p) in parameters for p in module.parameters())]
+
+
+class Attacher:
+    """Attaches to one model after another: the first is recorded in ``out``, the next in ``out-2`` and so on.
+
+    Args:
+        options: ``out``, ``every``, ``recipe``, ``layers``, and ``fallback``: the file of a plan, or None.
+        tell: takes a line for the launcher.
+    """
+
+    def __init__(self, options: dict[str, Any], tell: Callable[[str], None]) -> None:
+        self._options, self._tell, self._attached = options, tell, 0
+
+    def __call__(self, model: nn.Module) -> None:
+        """Apply the plan, if there is one, and attach; a model without a layer that can be recorded is passed over."""
+        while isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+            model = inner  # attached to inside, torch.compile has not compiled anything yet
+        adapters = import_module("fp8dbg.hooks").adapters()
+        if not any(adapter.claims(module) for module in model.modules() for adapter in adapters):
+            return
+        self._attached += 1
+        try:
+            self._attach(model, self._options["out"] + (f"-{self._attached}" if self._attached > 1 else ""))
+        except Exception as error:
+            self._tell("failed " + " ".join(f"{type(error).__name__}: {error}".split()))
+            raise
+
+    def _attach(self, model: nn.Module, path: str) -> None:
+        from fp8dbg.recording.session import attach
+
+        said = _apply(self._options["fallback"], model) if self._options["fallback"] else []
+        asked = {name: self._options[name] for name in ("recipe", "every", "layers")}
+        session = attach(model, path, **asked)
+        for sentence in said:
+            session.recorder.event("config", None, sentence)
+        # With its model gone a session ends, and the layers it holds go too; multiprocessing's children that were
+        # forked run no atexit.
+        Finalize(None, weakref.finalize(model, session.close), exitpriority=0)
+        self._tell(f"attached {path}")
+
+
+def _apply(file: str, model: nn.Module) -> list[str]:
+    """Apply a plan and say what came of it; a plan that does not fit changes nothing and is logged."""
+    try:
+        plan = import_module("fp8dbg.analysis.plan").Plan.from_json(Path(file).read_text(encoding="utf-8"))
+        missed = [str(said) for said in import_module("fp8dbg.hooks").apply_fallback(model, plan)]
+    except Exception as error:  # noqa: BLE001  the training goes on as it is
+        missed = [f"The fallback plan {file} is not applied ({type(error).__name__}: {error})."]
+    else:
+        missed.insert(0, f"The fallback plan {file} is applied: {_layers(len({e.layer for e in plan.entries}))}.")
+    for sentence in missed:
+        logger.warning("fp8dbg: %s", sentence)
+    return missed
+
+
+def _layers(count: int) -> str:
+    return "1 layer" if count == 1 else f"{count} layers"
+
+
+@contextlib.contextmanager
+def _harmless(what: str) -> Any:
+    """An exception of ours is one line of the log."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001  whatever it is, it is ours and must not reach training
+        detail = " ".join(f"{type(error).__name__}: {error}".split())
+        logger.warning("fp8dbg: %s is not recorded (%s)", what, detail, exc_info=os.environ.get("FP8DBG_DEBUG") == "1")
