@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
+import resource
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+import fp8dbg
 from fp8dbg.recording.guard import GUARDED, guarded
-from tests.nets import CASES, Case, table, train
+from fp8dbg.recording.probe import Probe
+from fp8dbg.recording.watch import Call
+from tests.nets import CASES, Case, attached, table, train
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -92,3 +99,56 @@ def test_a_fault_in_one_layer_leaves_the_others_recorded(tmp_path: Path, monkeyp
     seen = table(tmp_path, "select layer, count(*) as n from amax group by layer order by layer")
     assert [row["n"] for row in seen] == [9] * 4
     assert "head" not in {row["layer"] for row in seen}
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_over_2000_steps(tmp_path: Path) -> None:
+    """Promise 5: no step leaves anything behind, sampled or not; evaluation passes with gradients neither."""
+    sizes = {}
+    with attached(tmp_path, Case(validate=True), every=50) as (_, step):
+        for done in range(1, 2001):
+            step()
+            if done in (500, 1000, 1500, 2000):
+                gc.collect()
+                sizes[done] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # KiB, the peak so far
+                alive = [o for o in gc.get_objects() if type(o) in (Call, Probe)]
+                assert not alive
+    assert sizes[2000] - sizes[1000] < 4 << 10
+    assert len(table(tmp_path / "run", "select step from steps")) == 2000
+
+
+def test_what_is_kept_until_the_backward_is_bounded(tmp_path: Path) -> None:
+    """Promise 5: all layers together keep 64 MiB at most; larger ones compare fewer rows."""
+    model = nn.Sequential(nn.Linear(8, 1 << 14), nn.Linear(1 << 14, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with fp8dbg.attach(model, tmp_path, every=1, rows=4096) as run:
+        assert run.recorder.probing.kept_bytes == 32 << 20
+        model(torch.randn(4096, 8)).sum().backward()
+        optimizer.step()
+    rows = table(tmp_path, "select layer, rows_measured from gemms where gemm = 'fprop' order by layer")
+    per_row = 4 * (1 << 14) + 4 * 4096, 4 * 8 + 4 * 4096
+    assert [row["rows_measured"] for row in rows] == [(32 << 20) // size for size in per_row]
+
+
+@pytest.mark.parametrize("recipe", [None, "delayed:history=16", "mxfp8"])
+def test_a_healthy_run_yields_no_finding(recipe: str | None, tmp_path: Path) -> None:
+    """Promise 6: a classifier that learns well, in BF16 and in two FP8 recipes, gets no finding and no plan."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 16))
+    teacher = nn.Linear(64, 16)
+    if recipe is not None:
+        fp8dbg.simulate(model, recipe)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with fp8dbg.attach(model, tmp_path, every=5):
+        for _ in range(40):
+            x = torch.randn(256, 64)
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                logits = model(x)
+            loss: Any = nn.functional.cross_entropy(logits.float(), teacher(x).argmax(-1))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    run = fp8dbg.open_run(tmp_path)
+    assert run.findings() == []
+    assert not run.plan()
+    run.close()

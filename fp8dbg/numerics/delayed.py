@@ -45,7 +45,11 @@ class DelayedState:
         self._peaks: deque[tuple[int, float]] = deque()
         self._updates = 0
         for amax in history[1:]:
-            self._push(amax)
+            if amax:
+                self._push(amax)
+            else:
+                self._past.append(0.0)
+                self._updates += 1
 
     def _push(self, amax: float) -> None:
         """Roll one amax in. ``_peaks`` falls: an amax that a later, no smaller one follows is never the maximum."""

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
+from struct import pack, unpack
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fp8dbg.numerics.census import Amax, amax_of
 
-__all__ = ["Amax", "Extent", "LastSeen", "amax_of", "merged", "rounded"]
+__all__ = ["Amax", "Extent", "LastSeen", "extent_of", "merged"]
 
 
 class LastSeen:
@@ -53,24 +55,28 @@ class Extent(NamedTuple):
     seen: float
 
 
-def rounded(amaxes: Sequence[Amax], dtype: torch.dtype) -> list[Extent]:
-    """The extents of the same tensors cast to ``dtype``: rounding is monotonic, so the amax is rounded, not the tensor.
+def extent_of(amax: Amax, dtype: torch.dtype) -> Extent:
+    """The extent of the same tensor cast to ``dtype``: rounding is monotonic, so the amax is rounded, not the tensor.
 
     An amax that the cast turns into Inf (float16's reach ends at 65504) leaves no count to tell of.
     """
-    whole = [Extent(a.amax, a.nan, a.inf, float(a)) for a in amaxes]
-    if dtype not in (torch.bfloat16, torch.float16):
-        return whole
-    cast = torch.tensor([e.amax or 0.0 for e in whole], dtype=torch.float32, device="cpu").to(dtype)
-    return [_cast(e, amax) for e, amax in zip(whole, cast.to(torch.float64).tolist(), strict=True)]
+    value, nan, inf = amax.amax, amax.nan, amax.inf
+    if value is None:
+        return Extent(None, nan, inf, math.inf if inf else 0.0)
+    if dtype is torch.bfloat16:
+        value = _bfloat16(value)
+    elif dtype is torch.float16:
+        value = float(np.float32(value).astype(np.float16))
+    if value == math.inf:
+        return Extent(None, nan, None, math.inf)
+    return Extent(value, nan, inf, math.inf if inf else value)
 
 
-def _cast(extent: Extent, amax: float) -> Extent:
-    if extent.amax is None:
-        return extent
-    if math.isinf(amax):
-        return Extent(None, extent.nan, None, math.inf)
-    return Extent(amax, extent.nan, extent.inf, math.inf if extent.inf else amax)
+def _bfloat16(value: float) -> float:
+    """A non-negative float32 number rounded to bfloat16, ties to even."""
+    bits = int.from_bytes(pack("<f", value), "little")
+    rounded = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+    return float(unpack("<f", rounded.to_bytes(4, "little"))[0])
 
 
 def merged(several: Iterable[Extent]) -> Extent:

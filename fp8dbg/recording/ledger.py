@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
-import torch
 from torch import Tensor
 
 from fp8dbg.numerics.census import Amax, read_together
 from fp8dbg.numerics.recipes import DelayedState, Recipe
-from fp8dbg.recording.extents import Extent, merged, rounded
+from fp8dbg.recording.extents import Extent, extent_of, merged
 from fp8dbg.runs.schema import OPERANDS
 
 if TYPE_CHECKING:
@@ -18,18 +19,15 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
+_place = attrgetter("step", "microbatch", "watch.number", "index")
+_microbatch = attrgetter("step", "microbatch", "watch")
 
-class _Entry(NamedTuple):
-    """One operand of one layer in one microbatch: the amaxes of its calls, the dtype the GEMM reads, its live scale."""
 
-    watch: Watch
-    step: int
-    microbatch: int
-    role: str
-    dtype: torch.dtype
-    scale: float | Tensor | None
-    live: bool
-    amaxes: list[Amax]
+class Emulated(NamedTuple):
+    """A recipe that a layer is compared with, and the state it would have, by role; none where it keeps none."""
+
+    recipe: Recipe
+    states: dict[str, DelayedState]
 
 
 class Ledger:
@@ -45,86 +43,68 @@ class Ledger:
         self.recipe, self.rank = recipe, rank
         self._what_if = tuple({r.label: r for r in what_if}.values())
 
-    def recipes(self, watch: Watch) -> tuple[Recipe, ...]:
+    def emulated(self, watch: Watch) -> tuple[Emulated, ...]:
         """The recipes emulated for a layer: what it is compared with, being BF16, and the others asked for."""
-        main = watch.layer.recipe or self.recipe
-        others = tuple(r for r in self._what_if if r.label != main.label)
-        return others if watch.layer.recipe is not None else (main, *others)
-
-    def state(self, watch: Watch, recipe: Recipe, role: str) -> DelayedState | None:
-        """The delayed state of an operand under a recipe; None where the recipe keeps none."""
-        if recipe.name != "delayed":
-            return None
-        key = recipe.label, role
-        state = watch.states.get(key)
-        if state is None:
-            state = watch.states[key] = DelayedState(recipe, role)
-        return state
+        real = watch.layer.recipe
+        if watch.emulated is None or watch.emulated[0] is not real:
+            main = real or self.recipe
+            others = [r for r in self._what_if if r.label != main.label]
+            recipes = others if real is not None else [main, *others]
+            watch.emulated = real, tuple(Emulated(r, _states(watch, r)) for r in recipes)
+        return watch.emulated[1]
 
     def settle(self, calls: Iterable[Call]) -> list[Row]:
         """Rows of ``amax`` for finished calls, one per layer, operand and microbatch; the emulated states move on.
 
         Waits for the accelerator if amaxes are still there: one transfer for all.
         """
-        entries = self._entries(calls)
-        read_together(a for e in entries for a in e.amaxes)
-        extents = _extents(entries)
-        return [self._row(e, extent) for e, extent in zip(entries, extents, strict=True)]
+        calls = sorted(calls, key=_place)
+        read_together(amax for call in calls for amax in (call.input, call.weight, call.grad_output) if amax)
+        groups = (list(group) for _, group in groupby(calls, _microbatch))
+        return [row for group in groups for row in self._rows(group)]
 
-    def _entries(self, calls: Iterable[Call]) -> list[_Entry]:
-        found: dict[tuple[int, int, int, str], _Entry] = {}
-        for call in sorted(calls, key=lambda c: (c.step, c.microbatch, c.index)):
-            for role in OPERANDS:
-                amax: Amax | None = getattr(call, role)
-                if amax is None:
-                    continue
-                key = id(call.watch), call.step, call.microbatch, role
-                if key in found:
-                    found[key].amaxes.append(amax)
-                    continue
-                scale = call.scales.get(role, (None, None))[0] if call.scales is not None else None
-                live = call.scales is not None
-                found[key] = _Entry(call.watch, call.step, call.microbatch, role, call.dtype, scale, live, [amax])
-        return list(found.values())
+    def _rows(self, calls: list[Call]) -> Iterator[Row]:
+        """Rows of one layer's calls in one microbatch, which share a scale."""
+        last, watch = calls[-1], calls[-1].watch
+        for role in OPERANDS:
+            amaxes: list[tuple[Amax, Call]] = [(a, c) for c in calls if (a := getattr(c, role)) is not None]
+            if not amaxes:
+                continue
+            extent = merged(extent_of(amax, call.dtype) for amax, call in amaxes)
+            yield {
+                "step": last.step,
+                "microbatch": last.microbatch,
+                "rank": self.rank,
+                "layer": watch.layer.name,
+                "tensor": role,
+                "amax": extent.amax,
+                "scale": self._scale(last, role, extent),
+                "nan": extent.nan,
+                "inf": extent.inf,
+            }
 
-    def _row(self, e: _Entry, extent: Extent) -> Row:
-        scale = float(e.scale) if e.scale is not None else None
-        for recipe in self.recipes(e.watch):
-            state = self.state(e.watch, recipe, e.role)
-            if state is not None:
-                if recipe is self.recipe and not e.live:
-                    scale = state.scale
-                state.update(extent.seen)
-        dynamic = e.watch.layer.recipe if e.live else self.recipe
-        if scale is None and _chooses_per_tensor(dynamic, e.role):
-            scale = dynamic.current_scale(extent.seen, e.role)
-        return {
-            "step": e.step,
-            "microbatch": e.microbatch,
-            "rank": self.rank,
-            "layer": e.watch.layer.name,
-            "tensor": e.role,
-            "amax": extent.amax,
-            "scale": scale,
-            "nan": extent.nan,
-            "inf": extent.inf,
-        }
+    def _scale(self, call: Call, role: str, extent: Extent) -> float | None:
+        """The scale in force: live, emulated, or the recipe's own choice; the emulated states see the amax."""
+        live = call.scales is not None
+        scale: float | Tensor | None = call.scales.get(role, (None, None))[0] if call.scales is not None else None
+        for recipe, states in self.emulated(call.watch):
+            if role in states:
+                if recipe is self.recipe and not live:
+                    scale = states[role].scale
+                states[role].update(extent.seen)
+        dynamic = call.watch.layer.recipe if live else self.recipe
+        if scale is None and _chooses_per_tensor(dynamic, role):
+            scale = dynamic.current_scale(extent.seen, role)
+        return None if scale is None else float(scale)
+
+
+def _states(watch: Watch, recipe: Recipe) -> dict[str, DelayedState]:
+    """The layer's states under a recipe, which stay while the layer goes to FP8 and comes back."""
+    if recipe.name != "delayed":
+        return {}
+    return {role: watch.states.setdefault((recipe.label, role), DelayedState(recipe, role)) for role in OPERANDS}
 
 
 def _chooses_per_tensor(recipe: Recipe | None, role: str) -> TypeGuard[Recipe]:
     """Whether the recipe takes one scale for the whole operand from this operand alone."""
     return recipe is not None and recipe.name not in ("bf16", "delayed") and recipe.granularity(role) == "tensor"
-
-
-def _extents(entries: list[_Entry]) -> list[Extent]:
-    """One extent per entry, taken in the dtype that the GEMM reads."""
-    flat = [(a, e.dtype) for e in entries for a in e.amaxes]
-    cast: dict[int, Extent] = {}
-    for dtype in {d for _, d in flat}:
-        places = [i for i, (_, d) in enumerate(flat) if d is dtype]
-        cast |= zip(places, rounded([flat[i][0] for i in places], dtype), strict=True)
-    result, start = [], 0
-    for e in entries:
-        result.append(merged(cast[i] for i in range(start, start + len(e.amaxes))))
-        start += len(e.amaxes)
-    return result

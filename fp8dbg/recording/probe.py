@@ -11,7 +11,7 @@ from torch import Tensor
 from fp8dbg.numerics.census import census
 from fp8dbg.numerics.measurement import Measurement, measure_recipes, measure_results
 from fp8dbg.numerics.recipes import Recipe
-from fp8dbg.recording.extents import Amax, rounded
+from fp8dbg.recording.extents import Amax, extent_of
 from fp8dbg.recording.guard import guarded
 from fp8dbg.recording.shadows import Shadows
 from fp8dbg.recording.tensors import local, undisturbed
@@ -198,13 +198,12 @@ class Probe:
                 casts.append((real, *self._live_scale(role), None))
             else:
                 casts.append((self.layer.recipe, None, None, self.layer.recipe.label))
-        ledger = self.recorder.ledger
-        for recipe in ledger.recipes(self.watch):
-            state = ledger.state(self.watch, recipe, role)
-            if state is None:
-                casts.append((recipe, None, None, recipe.label))
-            else:
+        for recipe, states in self.recorder.ledger.emulated(self.watch):
+            if role in states:
+                state = states[role]
                 casts.append((recipe, state.scale, "initial" if state.initial else "emulated", recipe.label))
+            else:
+                casts.append((recipe, None, None, recipe.label))
         return casts
 
     def _live_scale(self, role: str) -> tuple[float | None, str | None]:
@@ -234,7 +233,7 @@ class Probe:
         amax: Amax | None = getattr(self.call, role)
         if amax is None or (recipe.granularity(role, gemm) != "tensor" and recipe.name != "nvfp4"):
             return None
-        return recipe.current_scale(rounded([amax], self.call.dtype)[0].seen, role)
+        return recipe.current_scale(extent_of(amax, self.call.dtype).seen, role)
 
     # Rows of ``gemms``.
 

@@ -98,7 +98,7 @@ class Recorder:
     def watch(self, layer: Layer) -> Watch:
         """Announce a layer. The adapter then tells the watch of each call (``Watch.forward``)."""
         self._claimed.add(id(layer.module))
-        watch = Watch(layer, self)
+        watch = Watch(layer, self, len(self.watches))
         self.watches.append(watch)
         return watch
 

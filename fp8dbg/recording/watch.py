@@ -21,7 +21,8 @@ from fp8dbg.recording.tensors import gemm_node, local, modes_active, undisturbed
 
 if TYPE_CHECKING:
     from fp8dbg.numerics.census import Amax
-    from fp8dbg.numerics.recipes import DelayedState
+    from fp8dbg.numerics.recipes import DelayedState, Recipe
+    from fp8dbg.recording.ledger import Emulated
     from fp8dbg.recording.probe import Probe
     from fp8dbg.recording.recorder import Recorder
 
@@ -124,7 +125,9 @@ class Watch:
         "_tick",
         "_weight",
         "_weight_step",
+        "emulated",
         "layer",
+        "number",
         "off",
         "recorder",
         "seen",
@@ -134,11 +137,12 @@ class Watch:
         "weight_row_step",
     )
 
-    def __init__(self, layer: Layer, recorder: Recorder) -> None:
-        self.layer, self.recorder = layer, recorder
+    def __init__(self, layer: Layer, recorder: Recorder, number: int = 0) -> None:
+        self.layer, self.recorder, self.number = layer, recorder, number
         self.off: set[str] = set()
         self.seen = self.told = False
         self.states: dict[tuple[str, str], DelayedState] = {}
+        self.emulated: tuple[Recipe | None, tuple[Emulated, ...]] | None = None
         self._calls, self._tick = 0, -1
         self._weight: Amax | None = None
         self._weight_step = self.weight_row_step = -1

@@ -29,14 +29,14 @@ class WaitForTorch:
             spec = finder.find_spec(name, path, target)
             if spec is not None:
                 if spec.loader is not None:
-                    spec.loader = TellingLoader(spec.loader, self.imported)
+                    spec.loader = TellingLoader(spec.loader, self.imported)  # type: ignore[assignment]  # acts as one
                 return spec
         return None
 
     def imported(self) -> None:
         """Torch is there: wait no longer."""
         if self in sys.meta_path:
-            sys.meta_path.remove(self)  # type: ignore[arg-type]  # a finder by its method
+            sys.meta_path.remove(self)
             self._then()
 
 
