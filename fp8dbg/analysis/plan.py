@@ -1,87 +1,14 @@
-"""A fallback plan as data: which GEMMs of which layers to keep in BF16, and why."""
+"""From findings to a fallback plan."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
 
 from fp8dbg.analysis.finding import Finding
-from fp8dbg.errors import UsageError
+from fp8dbg.runs.plan import Plan, PlanEntry
 from fp8dbg.runs.schema import GEMMS
 
-VERSION = 1
-
-
-@dataclass(frozen=True)
-class PlanEntry:
-    """One layer: its GEMMs, the recipe they should have instead of the run's, and the reason in one sentence."""
-
-    layer: str
-    gemms: tuple[str, ...]
-    recipe: str = "bf16"
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Layers to treat differently; empty (and false) for a run that needs none."""
-
-    entries: tuple[PlanEntry, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.entries)
-
-    def as_fallback(self) -> dict[str, dict[str, str]]:
-        """layer -> GEMM -> recipe, as ``fp8dbg.simulate(fallback=)`` takes it."""
-        return {entry.layer: dict.fromkeys(entry.gemms, entry.recipe) for entry in self.entries}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data; ``from_dict`` reads it back."""
-        entries = [
-            {"layer": e.layer, "gemms": list(e.gemms), "recipe": e.recipe, "reason": e.reason} for e in self.entries
-        ]
-        return {"version": VERSION, "entries": entries}
-
-    def to_json(self) -> str:
-        """The plan as text, for ``plan.json``."""
-        return json.dumps(self.to_dict(), indent=1)
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
-        """A plan from ``to_dict``'s data.
-
-        Raises:
-            UsageError: it is no plan, or of a later version.
-        """
-        if not isinstance(data, Mapping) or not isinstance(data.get("entries"), list):
-            raise UsageError("This is no fallback plan: it has no list of entries.", "Use a plan.json of fp8dbg.")
-        if data.get("version", VERSION) != VERSION:
-            raise UsageError(
-                f"The plan is of version {data['version']}; this fp8dbg knows {VERSION}.", "Update fp8dbg to read it."
-            )
-        return cls(tuple(_entry(item) for item in data["entries"]))
-
-    @classmethod
-    def from_json(cls, text: str) -> Plan:
-        """A plan from ``to_json``'s text; raises as ``from_dict`` does."""
-        try:
-            return cls.from_dict(json.loads(text))
-        except (ValueError, RecursionError) as error:
-            raise UsageError(f"This is no fallback plan: {error}.", "Use a plan.json of fp8dbg.") from None
-
-
-def _entry(item: Any) -> PlanEntry:
-    if not isinstance(item, Mapping) or not isinstance(item.get("layer"), str):
-        raise UsageError("An entry of the plan names no layer.", "Use a plan.json of fp8dbg.")
-    gemms = item.get("gemms", list(GEMMS))
-    unknown = [g for g in gemms if g not in GEMMS] if isinstance(gemms, list) else [gemms]
-    if unknown:
-        raise UsageError(
-            f"The plan names the GEMM {unknown[0]!r:.100} of {item['layer']!r:.200}.", f"GEMMs are {', '.join(GEMMS)}."
-        )
-    return PlanEntry(item["layer"], tuple(gemms), str(item.get("recipe", "bf16")), str(item.get("reason", "")))
+__all__ = ["Plan", "PlanEntry", "plan_for"]
 
 
 def plan_for(findings: Iterable[Finding], kept: Mapping[str, Iterable[str]] | None = None) -> Plan:
