@@ -267,7 +267,7 @@ def _open(path: Path) -> Run:
 
 
 def _require_plan(path: Path) -> None:
-    from fp8dbg.analysis.plan import Plan
+    from fp8dbg.runs.plan import Plan
 
     try:
         Plan.from_json(path.read_text(encoding="utf-8"))

@@ -70,11 +70,11 @@ def test_help_names_every_verb_and_the_exit_codes(fp8dbg: Run) -> None:
     """--help is the whole map."""
     result = fp8dbg("--help")
     assert result.code == 0
-    for word in ("demo", "report", "query", "tensors", "doctor", "Exit codes", "nothing recorded"):
+    for word in ("demo", "run", "control", "report", "query", "tensors", "doctor", "Exit codes", "nothing recorded"):
         assert word in result.out
 
 
-@pytest.mark.parametrize("verb", ["demo", "report", "query", "tensors", "doctor"])
+@pytest.mark.parametrize("verb", ["demo", "run", "control", "report", "query", "tensors", "doctor"])
 def test_every_verb_has_help_and_json(fp8dbg: Run, verb: str) -> None:
     """The same two options everywhere."""
     result = fp8dbg(verb, "--help")

@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from fp8dbg.recording.guard import logger
+from fp8dbg.runs.plan import Plan
 
 _OPTIMIZER: Any = Optimizer
 """Its __init__ is wrapped: torch has hooks for an optimizer's steps, none for its making."""
@@ -40,9 +41,27 @@ def arm(options: str, tell: Callable[[str], None]) -> Search:
         options: what ``launch.Options.to_json`` wrote.
         tell: takes a line for the launcher.
     """
+    _allow_graph_breaks()
     search = Search(Attacher(json.loads(options), tell))
     search.start()
     return search
+
+
+def _allow_graph_breaks() -> None:
+    """With fullgraph=True torch.compile would raise at the first hook of ours, into a program that asked for none."""
+    original = torch.compile
+    seen: list[str] = []
+
+    @functools.wraps(original)
+    def compile(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("fullgraph"):
+            kwargs["fullgraph"] = False
+            if not seen:
+                seen.append("")
+                logger.warning("fp8dbg: torch.compile runs without fullgraph=True here, for hooks break graphs")
+        return original(*args, **kwargs)
+
+    torch.compile = compile
 
 
 class Search:
@@ -173,7 +192,7 @@ class Attacher:
 def _apply(file: str, model: nn.Module) -> list[str]:
     """Apply a plan and say what came of it; a plan that does not fit changes nothing and is logged."""
     try:
-        plan = import_module("fp8dbg.analysis.plan").Plan.from_json(Path(file).read_text(encoding="utf-8"))
+        plan = Plan.from_json(Path(file).read_text(encoding="utf-8"))
         missed = [str(said) for said in import_module("fp8dbg.hooks").apply_fallback(model, plan)]
     except Exception as error:  # noqa: BLE001  the training goes on as it is
         missed = [f"The fallback plan {file} is not applied ({type(error).__name__}: {error})."]
