@@ -119,6 +119,30 @@ def test_a_simulated_layer_leaves_nothing_unexplained_but_rounding(recipe: str, 
     assert {row["gemm"]: row["rows_measured"] for row in rows} == {"fprop": 40, "dgrad": 40, "wgrad": 64}
 
 
+def test_a_bias_that_hides_the_product_is_no_error_of_fp8(tmp_path: Path) -> None:
+    """What counts is the difference from the BF16 layer's output, whose bias is rounded to BF16 too."""
+    torch.manual_seed(0)
+    layer = nn.Linear(64, 48)
+    nn.init.constant_(layer.bias, 1000.3)  # 1000 in BF16, whose step is 4 there
+    with torch.no_grad():
+        layer.bias[24:] = 3.003  # 3 in BF16, whose step is 2^-6 there
+    fp8dbg.simulate(layer, "current")
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.0)
+    x = torch.randn(40, 64).bfloat16()
+    with fp8dbg.attach(layer, tmp_path, optimizer, every=1, rows=40), torch.autocast("cpu", dtype=torch.bfloat16):
+        y = layer(x)
+        y.backward(torch.ones_like(y))
+        optimizer.step()
+    weight, bias = layer.weight.detach().bfloat16(), layer.bias.detach().bfloat16()
+    exact = x.double() @ weight.double().t()
+    difference = y.detach().double() - (exact + bias.double()).bfloat16().double()
+    (row,) = table(tmp_path, "select * from gemms where gemm = 'fprop'")
+    assert row["mse"] == pytest.approx(float(difference.square().mean()), rel=1e-3)
+    assert row["rel_l2"] == pytest.approx(float(difference.norm() / exact.norm()), rel=1e-3)
+    assert row["impact"] == pytest.approx(float(difference.sum()), abs=1e-3)
+    assert row["error_unexplained"] < 0.01
+
+
 def test_gemms_are_those_of_the_layer(tmp_path: Path) -> None:
     """Sizes, blame, and what the error does to the loss: to first order, the sum of gradient times error."""
     run = Spied(tmp_path, steps=2, rows=1000)

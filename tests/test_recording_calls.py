@@ -265,6 +265,22 @@ def test_non_finite_operands_are_counted_on_every_step(tmp_path: Path) -> None:
     assert rows == [{"amax": 2.0, "nan": 2, "inf": 2}]
 
 
+@pytest.mark.parametrize(("recipe", "hidden"), [("current", False), ("tensorwise", True)])
+def test_a_nan_reaches_the_scale_where_the_library_lets_it(recipe: str, hidden: bool, tmp_path: Path) -> None:
+    """torchao's amax is then NaN, and so is the scale: NULL in both tables, and no GEMM is called healthy."""
+    layer = nn.Linear(4, 2, bias=False)
+    x = torch.ones(200, 4)
+    x[199, 3] = torch.nan
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    with fp8dbg.attach(layer, tmp_path, optimizer, recipe=recipe, every=1, rows=1):
+        layer(x)[:199].sum().backward()
+        optimizer.step()
+    scales = [table(tmp_path, f"select scale from {t} where tensor = 'input'")[0]["scale"] for t in ("amax", "tensors")]
+    assert scales == ([None, None] if hidden else [448.0, 448.0])
+    (fprop,) = table(tmp_path, "select rel_l2 from gemms where gemm = 'fprop'")
+    assert (fprop["rel_l2"] is None) is hidden
+
+
 def test_a_double_backward_is_recorded_once(tmp_path: Path) -> None:
     """Two losses of one graph, or a gradient penalty, run the gradient's hooks twice."""
     layer = nn.Linear(4, 2)

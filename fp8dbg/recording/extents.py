@@ -9,13 +9,16 @@ import math
 import weakref
 from collections.abc import Iterable
 from struct import pack, unpack
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fp8dbg.numerics.census import Amax, amax_of
+
+if TYPE_CHECKING:
+    from fp8dbg.numerics.recipes import Recipe
 
 __all__ = ["Amax", "Extent", "LastSeen", "extent_of", "merged"]
 
@@ -53,6 +56,10 @@ class Extent(NamedTuple):
     nan: int | None
     inf: int | None
     seen: float
+
+    def seen_by(self, recipe: Recipe) -> float:
+        """The amax that a recipe's own reduction hands on: ``seen``, or NaN in a library that lets NaN through."""
+        return recipe.amax_seen(self.seen, self.nan or 0, 0)
 
 
 def extent_of(amax: Amax, dtype: torch.dtype) -> Extent:

@@ -94,7 +94,7 @@ class Ledger:
                 states[role].update(extent.seen)
         dynamic = call.watch.layer.recipe if live else self.recipe
         if scale is None and _chooses_per_tensor(dynamic, role):
-            scale = dynamic.current_scale(extent.seen, role)
+            scale = dynamic.current_scale(extent.seen_by(dynamic), role)
         return None if scale is None else float(scale)
 
 

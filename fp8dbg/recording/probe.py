@@ -233,7 +233,7 @@ class Probe:
         amax: Amax | None = getattr(self.call, role)
         if amax is None or (recipe.granularity(role, gemm) != "tensor" and recipe.name != "nvfp4"):
             return None
-        return recipe.current_scale(extent_of(amax, self.call.dtype).seen, role)
+        return recipe.current_scale(extent_of(amax, self.call.dtype).seen_by(recipe), role)
 
     # Rows of ``gemms``.
 

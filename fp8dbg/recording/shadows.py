@@ -65,7 +65,7 @@ class Shadows:
             chosen = self._sample("fprop", x.shape[0], rows)
             made = shadow("fprop", x, w, recipe, chosen, *self._scales("fprop", recipe))
             shown = probe.layer.recipe is not None and probe.layer.shows_product
-            real = self._real_output(y, chosen) if shown else None
+            made, real = self._beside_real(made, y, chosen) if shown else (made, None)
             row = _row("fprop", recipe.label, x.shape[0], w.shape[0], w.shape[1], made, real)
             error = (made.both if real is None else real) - made.exact
             self._error = chosen, error, x.shape[0], row
@@ -114,11 +114,20 @@ class Shadows:
     def _scales(self, gemm: str, recipe: Recipe) -> list[float | None]:
         return [self._probe.scale_of(role, recipe, gemm) for role in GEMMS[gemm]]
 
-    def _real_output(self, y: Tensor, rows: Tensor) -> Tensor:
-        """The rows that an FP8 layer really made, its bias taken off."""
+    def _beside_real(self, made: Shadow, y: Tensor, rows: Tensor) -> tuple[Shadow, Tensor]:
+        """The rows with what an FP8 layer really made of them, its bias taken off.
+
+        A narrow output cannot hold a small product beside a large bias, in BF16 no more than in FP8. So where there is
+        a bias every row is taken as the exact one and what its output differs by from a BF16 layer's.
+        """
         real = _matrix(y.detach())[rows.to(y.device)].float()
         bias = self._probe.layer.bias()
-        return real if bias is None else real - local(bias).detach().float()
+        if bias is None:
+            return made, real
+        added = local(bias).detach().to(y.dtype).float()
+        usual = (made.exact + added).to(y.dtype).float()
+        both = made.exact + ((made.both + added).to(y.dtype).float() - usual)
+        return made._replace(both=both), made.exact + (real - usual)
 
     def _affordable(self, tokens: int, features: int, element: int) -> int:
         per_row = 4 * features + element * tokens
