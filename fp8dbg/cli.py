@@ -199,6 +199,8 @@ def run(
 
     if fallback is not None:
         _require_plan(fallback)
+    if (out / "run.json").exists():
+        output.say(f"{out} holds a run already: this one continues it. --out gives another folder.")
     outcome = launch(command, Options(out, every, recipe, tuple(layers or ["*"]), fallback))
     for folder in outcome.folders:
         output.say(f"Recorded in {folder}: fp8dbg report {folder}")

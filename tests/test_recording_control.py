@@ -77,8 +77,9 @@ def test_a_broken_file_is_said_and_can_be_reset(folder: Path) -> None:
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     """Nothing is written into it."""
-    with pytest.raises(RunFolderError, match=r"no run\.json"):
-        Control(tmp_path)
+    with pytest.raises(RunFolderError, match=tmp_path.name):
+        Control(tmp_path).change({"every": 1})
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_command_changes_and_shows(

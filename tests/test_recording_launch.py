@@ -131,6 +131,23 @@ def test_a_program_that_a_signal_ends_is_128_and_its_number(tmp_path: Path) -> N
     assert _launched(tmp_path, "import os; os.kill(os.getpid(), 15)").code == 143
 
 
+def test_a_signal_to_us_reaches_the_program(tmp_path: Path) -> None:
+    """A scheduler ends a job by its first process: the program may still save what it has, and its exit code counts."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import signal, sys\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(9))\n"
+        "print('ready', flush=True)\n"
+        "signal.pause()\n"
+    )
+    command = [sys.executable, "-m", "fp8dbg", "run", "--out", str(tmp_path / "run"), sys.executable, str(script)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as launcher:
+        assert launcher.stdout is not None
+        assert launcher.stdout.readline() == "ready\n"
+        launcher.terminate()
+        assert launcher.wait(60) == 9
+
+
 def test_a_command_that_does_not_exist_is_one_sentence(tmp_path: Path) -> None:
     """As any wrong usage."""
     with pytest.raises(UsageError, match="no-such-program cannot be started: No such file"):
