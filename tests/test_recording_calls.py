@@ -281,6 +281,23 @@ def test_a_nan_reaches_the_scale_where_the_library_lets_it(recipe: str, hidden: 
     assert (fprop["rel_l2"] is None) is hidden
 
 
+def test_a_weight_written_into_between_microbatches_is_read_again(tmp_path: Path) -> None:
+    """LBFGS changes it within a step: amax, scale and GEMM are those of the weight that each pass read."""
+    layer = nn.Linear(8, 4, bias=False)
+    nn.init.constant_(layer.weight, 0.5)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.0)
+    with fp8dbg.attach(layer, tmp_path, optimizer, recipe="current", every=1):
+        layer(torch.ones(2, 8)).sum().backward()
+        with torch.no_grad():
+            layer.weight *= 3
+        layer(torch.ones(2, 8)).sum().backward()
+        optimizer.step()
+    rows = table(tmp_path, "select amax, scale from amax where tensor = 'weight' order by microbatch")
+    assert [(row["amax"], row["scale"]) for row in rows] == [(0.5, 896.0), (1.5, pytest.approx(448 / 1.5))]
+    fprop = table(tmp_path, "select rel_l2 from gemms where gemm = 'fprop'")
+    assert [row["rel_l2"] for row in fprop] == [pytest.approx(0, abs=1e-6)] * 2
+
+
 def test_a_double_backward_is_recorded_once(tmp_path: Path) -> None:
     """Two losses of one graph, or a gradient penalty, run the gradient's hooks twice."""
     layer = nn.Linear(4, 2)
@@ -292,6 +309,22 @@ def test_a_double_backward_is_recorded_once(tmp_path: Path) -> None:
         optimizer.step()
     rows = table(tmp_path, "select tensor, count(*) as n from amax group by tensor order by tensor")
     assert rows == [{"tensor": name, "n": 1} for name in OPERANDS]
+
+
+def test_amaxes_that_wait_on_an_accelerator_become_the_same_rows(tmp_path: Path) -> None:
+    """They are settled when a measured step begins, not before; emulated scales follow as if nothing had waited."""
+    options: dict[str, Any] = {"every": 3, "recipe": "delayed:history=2"}
+    train(Case(microbatches=2), steps=6, run_dir=tmp_path / "host", **options)
+    with attached(tmp_path, Case(microbatches=2), **options) as (run, step):
+        run.recorder.on_host = False
+        waiting = []
+        for _ in range(6):
+            step()
+            waiting.append(len(run.recorder._done))
+    assert waiting == [0, 10, 0, 0, 10, 0]
+    every_row = "select * exclude (histogram) from tensors order by all"
+    for query in ("select * from amax order by all", every_row, "select * from gemms order by all"):
+        assert table(tmp_path / "run", query) == table(tmp_path / "host", query)
 
 
 def test_copies_of_an_attached_model_are_not_recorded(tmp_path: Path) -> None:
