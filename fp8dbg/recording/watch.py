@@ -124,7 +124,7 @@ class Watch:
         "_owed",
         "_tick",
         "_weight",
-        "_weight_step",
+        "_weight_stamp",
         "emulated",
         "layer",
         "number",
@@ -145,7 +145,7 @@ class Watch:
         self.emulated: tuple[Recipe | None, tuple[Emulated, ...]] | None = None
         self._calls, self._tick = 0, -1
         self._weight: Amax | None = None
-        self._weight_step = self.weight_row_step = -1
+        self._weight_stamp, self.weight_row_step = (-1, 0), -1
         self.weight_probe: weakref.ref[Probe] | None = None
         self._owed: deque[tuple[int, int, int]] = deque(maxlen=1024)
 
@@ -245,10 +245,11 @@ class Watch:
             recorder.on_host &= made.is_cpu
         if isinstance(x, Tensor) and x.is_floating_point():
             call.input = recorder.inputs.amax(local(x))
-        if self._weight_step != recorder.step:
+        stamp = self._stamp(weight)
+        if self._weight_stamp != stamp:
             weight = layer.weight() if weight is None else weight
             self._weight = None if weight is None else amax_of(local(weight))
-            self._weight_step = recorder.step
+            self._weight_stamp = stamp
         call.weight = self._weight
         if layer.recipe is not None:
             call.scales = {"input": layer.scale("input"), "weight": layer.scale("weight")}
@@ -256,6 +257,12 @@ class Watch:
             call.probe = recorder.probe(call, weight)
             if call.probe is not None:
                 call.probe.forward(x, y)
+
+    def _stamp(self, given: Tensor | None) -> tuple[int, int]:
+        """Changes with the step, and within it where somebody writes into the weight: an LBFGS step is many passes."""
+        held = self.layer.module._parameters.values() if given is None else (given,)
+        versions = (local(p)._version for p in held if p is not None and not p.is_inference())
+        return self.recorder.step, sum(versions)
 
     def _follow(self, call: Call, y: Any) -> None:
         """Have the gradient find the call; a call that no gradient can reach waits for its microbatch's backward.
