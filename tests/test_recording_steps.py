@@ -12,6 +12,7 @@ from torch import nn
 
 import fp8dbg
 from fp8dbg.errors import UsageError
+from fp8dbg.runs.folder import open_folder
 from tests.nets import Case, Net, attached, build, loss_of, table, train_step
 
 
@@ -202,6 +203,25 @@ def test_a_resumed_training_goes_on_counting(tmp_path: Path) -> None:
                 _backward(layer)
                 optimizer.step()
     assert [row["step"] for row in _steps(tmp_path)] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(("first", "said"), [(0, True), (1, True), (2, False)])
+def test_recording_a_step_again_is_said(
+    first: int, said: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A warning when it begins, an event in the folder, a problem for the reader; nothing where counting goes on."""
+    for start in (0, first):
+        layer, optimizer = _linear()
+        with fp8dbg.attach(layer, tmp_path, optimizer, first_step=start):
+            for _ in range(2):
+                _backward(layer)
+                optimizer.step()
+    text = f"holds steps up to 1 and this session counts from {first}"
+    assert (text in caplog.text) is said
+    with open_folder(tmp_path) as folder:
+        assert bool(folder.problems) is said
+        assert len(folder.rows(f"select * from events where kind = 'config' and detail like '%{text}%'")) == said
+        assert [row["step"] for row in folder.rows("select step from steps order by 1")] == list(range(first + 2))
 
 
 def test_a_closed_session_records_nothing_and_closes_once(tmp_path: Path) -> None:

@@ -154,6 +154,7 @@ class Session:
             return {"layer": layer.name, "module": layer.path, "host": layer.host}
 
     def _say_what_is_odd(self, model: nn.Module) -> None:
+        self._say_what_is_recorded_again()
         if not self.recorder.watches:
             self._warn("The model has no layer that could be recorded: see attach(layers=..., also=...).")
         if _compiled(model):
@@ -161,6 +162,17 @@ class Session:
                 "The model was compiled before fp8dbg was attached: code that was compiled already calls no hooks, so "
                 "nothing may be recorded. Attach first, or call torch._dynamo.reset() now."
             )
+
+    def _say_what_is_recorded_again(self) -> None:
+        last, first = self._parts.writer.last_step, self.recorder.step
+        if last is None or first > last:
+            return
+        detail = (
+            f"The run folder holds steps up to {last} and this session counts from {first}: from there on its rows "
+            f"take the place of those recorded before. To go on counting give attach(first_step={last + 1})."
+        )
+        self.recorder.event("config", None, detail)
+        logger.warning("fp8dbg: %s", detail)
 
     def _warn(self, detail: str) -> None:
         self.recorder.event("gap", None, detail)
