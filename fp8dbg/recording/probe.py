@@ -111,24 +111,28 @@ class Probe:
             x = local(x) if isinstance(x, Tensor) and x.is_floating_point() else None
             y = local(y) if isinstance(y, Tensor) and y.is_floating_point() else None
             weight = self.weight()
-            if x is not None:
-                self.operand("input", x)
-            if weight is not None and self._weight_wanted():
+            wanted = (x is not None and x.requires_grad), (weight is not None and weight.requires_grad)
+            read_x = None if x is None else self.cast(x)
+            read_weight = None if weight is None else self.cast(weight)
+            if read_x is not None:
+                self.operand("input", read_x, x)
+            if read_weight is not None and self._weight_wanted():
                 self.watch.weight_probe = weakref.ref(self)
                 self._has_weight_row = True
-                self.operand("weight", weight)
+                self.operand("weight", read_weight)
             if y is not None:
                 self.result("output", y)
-            if x is not None and y is not None and weight is not None and self.layer.gemms:
-                self.shadow_forward(x, weight, y)
+            if read_x is not None and y is not None and read_weight is not None and self.layer.gemms:
+                self.shadow_forward(read_x, read_weight, y, *wanted)
 
     def gradient(self, grad: Tensor) -> None:
         """The output's gradient is at hand, and the weight once more."""
         with undisturbed(grad):
-            self.operand("grad_output", grad)
+            read = self.cast(grad)
+            self.operand("grad_output", read)
             weight = self.weight()
             if weight is not None and self.layer.gemms:
-                self.shadow_backward(grad, weight)
+                self.shadow_backward(read, self.cast(weight))
 
     def results(self, grad_input: Tensor | None, grad_weight: Tensor | None) -> None:
         """What the backward GEMMs really gave; None where there was none to compute."""
@@ -157,13 +161,13 @@ class Probe:
     # Rows of ``tensors``.
 
     @guarded("what FP8 does to its operands")
-    def operand(self, role: str, tensor: Tensor) -> None:
-        """An operand, under the recipe in force and under those it is compared with."""
-        recipes, cast = self._casts(role), self.cast(tensor)
+    def operand(self, role: str, cast: Tensor, original: Tensor | None = None) -> None:
+        """An operand, as the GEMM reads it, under the recipe in force and under those it is compared with."""
+        recipes = self._casts(role)
         if role not in self.recorder.sampling.settings.tensors or not recipes:
             return
         self._dump(role, cast)
-        found = self.probing.measured(tensor, cast, recipes, role)
+        found = self.probing.measured(cast if original is None else original, cast, recipes, role)
         for i, ((_, _, source, what_if), m) in enumerate(zip(recipes, found, strict=True)):
             row = {**m.row(), "tensor": role, "what_if": what_if}
             row["scale_source"] = source or m.scale_source
@@ -238,9 +242,9 @@ class Probe:
     # Rows of ``gemms``.
 
     @guarded("the comparison of its fprop")
-    def shadow_forward(self, x: Tensor, weight: Tensor, y: Tensor) -> None:
+    def shadow_forward(self, x: Tensor, weight: Tensor, y: Tensor, dgrad: bool, wgrad: bool) -> None:
         """fprop, and what the backward will need."""
-        self.shadows.forward(x, weight, y)
+        self.shadows.forward(x, weight, y, dgrad, wgrad)
 
     @guarded("the comparison of its backward GEMMs")
     def shadow_backward(self, grad: Tensor, weight: Tensor) -> None:

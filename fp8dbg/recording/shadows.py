@@ -48,17 +48,16 @@ class Shadows:
         self._waiting: dict[str, _Waiting] = {}
         self.real_to_come = False
 
-    def forward(self, x: Tensor, weight: Tensor, y: Tensor) -> None:
+    def forward(self, x: Tensor, w: Tensor, y: Tensor, dgrad: bool, wgrad: bool) -> None:
         """Compare fprop on sampled tokens, and put aside what the backward will need.
 
         Args:
-            x: input, any shape with features last.
-            weight: [out, in].
-            y: output, any shape with features last; its dtype is the GEMM's.
+            x, w: input, any shape with features last, and weight [out, in], as the GEMM reads them.
+            y: output, any shape with features last.
+            dgrad, wgrad: whether the backward will run these.
         """
-        probe = self._probe
-        self._wanted = {"dgrad": x.requires_grad, "wgrad": weight.requires_grad}
-        x, w = _matrix(probe.cast(x)), probe.cast(weight)
+        probe, x = self._probe, _matrix(x)
+        self._wanted = {"dgrad": dgrad, "wgrad": wgrad}
         rows = self._affordable(x.shape[0], y.shape[-1], x.element_size())
         recipe = probe.compared("fprop")
         if recipe is not None:
@@ -74,13 +73,12 @@ class Shadows:
             chosen = self._sample("wgrad", x.shape[1], rows)
             self._columns = chosen, x[:, chosen.to(x.device)].clone(), x.shape[1]
 
-    def backward(self, grad: Tensor, weight: Tensor) -> None:
+    def backward(self, grad: Tensor, w: Tensor) -> None:
         """Compare dgrad on sampled tokens and wgrad on the kept feature columns; complete fprop's row."""
-        probe, grad = self._probe, _matrix(self._probe.cast(grad))
+        probe, grad = self._probe, _matrix(grad)
         if self._error is not None:
             _complete(self._error, grad)
             self._error = None
-        w = probe.cast(weight)
         recipe = probe.compared("dgrad")
         if recipe is not None and self._wanted["dgrad"]:
             chosen = self._sample("dgrad", grad.shape[0], probe.probing.rows)
