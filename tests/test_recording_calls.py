@@ -298,6 +298,26 @@ def test_a_weight_written_into_between_microbatches_is_read_again(tmp_path: Path
     assert [row["rel_l2"] for row in fprop] == [pytest.approx(0, abs=1e-6)] * 2
 
 
+@pytest.mark.parametrize("every", [0, 1])
+def test_forwards_that_go_ahead_of_their_backwards_are_told_apart(every: int, tmp_path: Path) -> None:
+    """A microbatch is a backward pass: two passes, two amaxes, measured in full or not, never two rows of one key."""
+    layer = nn.Linear(4, 2, bias=False)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    with fp8dbg.attach(layer, tmp_path, optimizer, recipe="delayed:algorithm=most_recent", every=every):
+        for _ in range(2):
+            first, second = layer(torch.ones(3, 4)).sum(), layer(torch.full((3, 4), 7.0)).sum()
+            first.backward()
+            second.backward()
+            optimizer.step()
+    rows = table(tmp_path, "select step, microbatch, amax, scale from amax where tensor = 'input' order by all")
+    found = [tuple(row.values()) for row in rows]
+    assert found == [(0, 0, 1.0, 1.0), (0, 1, 7.0, 448.0), (1, 0, 1.0, 64.0), (1, 1, 7.0, 448.0)]
+    places = table(
+        tmp_path, "select microbatch, call, amax from tensors where tensor = 'input' and step = 1 order by all"
+    )
+    assert [tuple(row.values()) for row in places] == ([(0, 0, 1.0), (1, 0, 7.0)] if every else [])
+
+
 def test_a_double_backward_is_recorded_once(tmp_path: Path) -> None:
     """Two losses of one graph, or a gradient penalty, run the gradient's hooks twice."""
     layer = nn.Linear(4, 2)

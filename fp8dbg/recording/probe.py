@@ -89,6 +89,8 @@ class Probe:
     def take(self) -> list[tuple[str, Row]]:
         """Table and row of everything measured so far; what comes later is written at once."""
         rows, self._rows = self._rows or [], None
+        for _, row in rows:
+            row |= {"microbatch": self.call.microbatch, "call": self.call.index}
         if self._has_weight_row:
             self.watch.weight_row_step = self.call.step
         return rows

@@ -130,8 +130,10 @@ class Recorder:
     # For watches and probes.
 
     def finish(self, call: Call) -> None:
-        """This call is part of a training pass."""
+        """This call is part of a training pass: of the microbatch whose backward this is."""
         call.finished = call.watch.seen = True
+        if call.microbatch != self.microbatch and call.step == self.step and not self._own_microbatches:
+            call.microbatch, call.index = self.microbatch, call.watch.next_index()  # forwards went ahead of backwards
         self._done.append(call)
         self.calls += 1
 

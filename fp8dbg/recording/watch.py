@@ -185,13 +185,13 @@ class Watch:
             return self._recomputed()
         if not _grad_enabled():
             if not _forward_ad_enabled() and not torch.is_inference_mode_enabled():
-                self._owed.append((recorder.step, recorder.microbatch, self._next_index()))
+                self._owed.append((recorder.step, recorder.microbatch, self.next_index()))
             return None
         if recorder.stepped and self.layer.module.training:
             recorder.next_step()
-        return recorder.microbatch, self._next_index()
+        return recorder.microbatch, self.next_index()
 
-    def _next_index(self) -> int:
+    def next_index(self) -> int:
         """Counts the calls of a microbatch; those in evaluation mode, most likely no training, are not counted."""
         recorder = self.recorder
         if self._tick != recorder.tick:
