@@ -15,21 +15,21 @@ from tests.nets import Case, table, train
 from tests.test_recording_calls import LAYERS
 
 
-def _run_two_ranks(kind: str, run_dir: Path) -> None:
+def _run_two_ranks(kind: str, run_dir: Path, ranks: str = "01") -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     shared = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
     shared |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, "-m", "tests.two_ranks", kind, str(run_dir)]
+    command = [sys.executable, "-m", "tests.two_ranks", kind, str(run_dir), ranks]
     root = Path(__file__).resolve().parent.parent
-    ranks = [
+    processes = [
         subprocess.Popen(command, cwd=root, env=shared | {"RANK": str(r), "LOCAL_RANK": str(r)}, stderr=subprocess.PIPE)
         for r in range(2)
     ]
-    for rank in ranks:
-        _, errors = rank.communicate(timeout=240)
-        assert rank.returncode == 0, errors.decode()[-3000:]
+    for process in processes:
+        _, errors = process.communicate(timeout=240)
+        assert process.returncode == 0, errors.decode()[-3000:]
 
 
 @pytest.mark.slow
@@ -63,6 +63,14 @@ def test_ranks_differ_where_their_data_do_and_agree_where_they_do_not(tmp_path: 
     torch.manual_seed(0)
     train(Case(microbatches=2), steps=1, run_dir=tmp_path / "one")
     assert table(tmp_path / "one", f"{amaxes} 'weight'") == weights[:1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ddp", "fsdp of every layer"])
+def test_no_collective_is_called(kind: str, tmp_path: Path) -> None:
+    """Attached on one rank alone: a collective of ours would wait for the other for ever, or take its data."""
+    _run_two_ranks(kind, tmp_path, ranks="1")
+    assert table(tmp_path, "select rank, count(*) as n from amax group by rank") == [{"rank": 1, "n": 90}]
 
 
 def test_the_rank_of_a_launcher_without_a_process_group_is_used(

@@ -1,4 +1,4 @@
-"""A rank of a distributed training, attached: ``python -m tests.two_ranks KIND RUN_DIR`` under torchrun's variables."""
+"""A rank of a distributed training: ``python -m tests.two_ranks KIND RUN_DIR [RANKS]`` under torchrun's variables."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def wrapped(kind: str, model: nn.Module) -> nn.Module:
     return model
 
 
-def main(kind: str, run_dir: str) -> None:
-    """Train two steps of two microbatches, with and without us, and compare."""
+def main(kind: str, run_dir: str, ranks: str = "01") -> None:
+    """Train three steps of two microbatches, without us and then with us on the ``ranks`` given, and compare."""
     dist.init_process_group("gloo")
     finals = []
     for attach in (False, True):
@@ -34,7 +34,7 @@ def main(kind: str, run_dir: str) -> None:
         model = wrapped(kind, build(case)[0])
         optimizers: list[torch.optim.Optimizer] = [torch.optim.AdamW(model.parameters(), lr=1e-2)]
         torch.manual_seed(dist.get_rank())
-        run = fp8dbg.attach(model, run_dir, every=2) if attach else None
+        run = fp8dbg.attach(model, run_dir, every=2) if attach and str(dist.get_rank()) in ranks else None
         losses = [train_step(case, model, optimizers) for _ in range(3)]
         if run is not None:
             run.close()
