@@ -9,17 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
+from torch.nn import Parameter
 
 _PASSING = ("View", "UnsafeView", "ReshapeAlias", "Squeeze", "Unsqueeze", "ToCopy", "Alias", "Add")
 """Nodes that stand between a linear layer's output and its GEMM: reshaping, a cast, a bias."""
 
+_PLAIN = (Tensor, Parameter)
 _DISPATCH = torch._C._len_torch_dispatch_stack
 _FUNCTION = torch._C._len_torch_function_stack
 
 
 def local(x: Tensor) -> Tensor:
     """This rank's part of a distributed tensor (DTensor), which is what its GEMM reads; any other tensor as it is."""
-    if type(x) is Tensor or not hasattr(x, "_local_tensor"):
+    if type(x) in _PLAIN or not hasattr(x, "_local_tensor"):
         return x
     part: Tensor = x._local_tensor
     return part
