@@ -104,6 +104,18 @@ def test_training_moves_everything_but_the_planted_neurons(codes: torch.Tensor) 
     assert torch.equal(columns, ~kept)
 
 
+def test_planted_neurons_do_not_show_in_the_gradient_norm(codes: torch.Tensor) -> None:
+    """Their gradients are larger by the factor: clipping by the norm would leave nothing of all others."""
+    model = _alive()
+    norms = []
+    for _ in range(2):
+        model.zero_grad()
+        loss_of(model, codes[:, :-1], codes[:, 1:]).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        norms.append(torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None]))
+        plant_outliers(model.get_submodule("layers.1.mlp"), torch.optim.SGD(model.parameters()), (5, 77))  # type: ignore[arg-type]  # get_submodule forgets the type
+    torch.testing.assert_close(norms[1], norms[0], rtol=0.05, atol=0.0)
+
+
 def test_amplified_lasts_as_long_as_it_says() -> None:
     """The factor is gone afterwards, also when the forward pass raises."""
     layer = torch.nn.Linear(3, 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +19,9 @@ def plant_outliers(mlp: SwiGLU, optimizer: torch.optim.Optimizer, neurons: Seque
     In exact arithmetic, and to within rounding in BF16, the function is what it was. Under one FP8 scale per tensor
     the outliers take the whole range: every other weight of ``up`` and every other input of ``down`` becomes zero.
 
-    The optimizer knows nothing of the factor, and a step of its usual size would overwrite the small columns; so the
-    neurons keep their weights from here on.
+    Training knows nothing of the factor: a step of the usual size would overwrite the small columns, and their
+    gradients, larger by the factor, would have all others clipped. So from here on the neurons have no gradient and
+    keep their weights.
 
     Args:
         mlp: the layer's SwiGLU.
@@ -31,10 +33,12 @@ def plant_outliers(mlp: SwiGLU, optimizer: torch.optim.Optimizer, neurons: Seque
     mlp.up.weight[chosen] *= factor
     mlp.down.weight[:, chosen] /= factor
     rows, columns = mlp.up.weight[chosen].clone(), mlp.down.weight[:, chosen].clone()
+    for weight, dim in ((mlp.up.weight, 0), (mlp.down.weight, 1)):
+        weight.register_hook(partial(Tensor.index_fill, dim=dim, index=chosen, value=0.0))  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
     @torch.no_grad()
     def hold(*_: object) -> None:
-        mlp.up.weight[chosen] = rows
+        mlp.up.weight[chosen] = rows  # momentum and weight decay would still move them
         mlp.down.weight[:, chosen] = columns
 
     optimizer.register_step_post_hook(hold)
