@@ -36,13 +36,25 @@ def main() -> None:
     """Run the command line: every error meant for a user is printed here, once, and becomes an exit code."""
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `fp8dbg query ... | head` ends quietly
+    output.accept_any_text()
     try:
         app(prog_name="fp8dbg")
-    except Fp8dbgError as error:
+    except Exception as error:
         if os.environ.get("FP8DBG_DEBUG") == "1":
             raise
-        output.say(f"fp8dbg: {error}")
-        sys.exit(error.exit_code)
+        # a Ctrl-C that reached DuckDB comes back as a RuntimeError
+        if isinstance(error, RuntimeError) and str(error) == "Query interrupted":
+            sys.exit(128 + signal.SIGINT)
+        output.say(f"fp8dbg: {error if isinstance(error, Fp8dbgError) else _unforeseen(error)}")
+        # Python's own exit code for an exception is 1, which here means that a gate failed
+        sys.exit(getattr(error, "exit_code", Fp8dbgError.exit_code))
+
+
+def _unforeseen(error: Exception) -> str:
+    what = error.strerror or "" if isinstance(error, OSError) else ""
+    name = f"{error.filename}: " if isinstance(error, OSError) and error.filename else ""
+    said = f"{name}{what}" if what else f"{type(error).__name__}: {error}"
+    return f"This could not be done ({' '.join(said.split()):.500}). FP8DBG_DEBUG=1 shows where."
 
 
 def _version(wanted: bool) -> None:
@@ -147,6 +159,7 @@ def query(
         raise UsageError("--json and --csv exclude each other.", "Give one of them.")
     with _open(run_folder) as run:
         columns, rows = output.rows_of(run.sql(sql))
+        _say_problems(run)
         if as_json:
             output.print_json_rows(rows)
         elif as_csv:
@@ -166,6 +179,7 @@ def tensors(
 
     with _open(run_folder) as run:
         recorded, saved = recorded_and_saved(run, layer)
+        _say_problems(run)
     if as_json:
         typer.echo(output.json_text({"recorded": recorded, "saved": saved}))
         return
@@ -260,6 +274,14 @@ def doctor(
 
     found = doctor.examine(doctor.PlannedRun(layers, every, steps, microbatches, ranks))
     typer.echo(output.json_text(found.to_dict()) if as_json else found.text())
+
+
+def _say_problems(run: Run) -> None:
+    """What could not be read, on stderr: an answer from the rest must not look like one from all."""
+    for problem in run.problems[:5]:
+        output.say(f"fp8dbg: {problem}")
+    if len(run.problems) > 5:
+        output.say(f"fp8dbg: {len(run.problems) - 5} more files are not as they should be: fp8dbg report {run.path}")
 
 
 def _open(path: Path) -> Run:

@@ -37,7 +37,9 @@ class UnknownNameError(UsageError):
 
     def __init__(self, kind: str, name: str, valid: list[str]) -> None:
         self.kind, self.name, self.valid = kind, name, sorted(valid)
-        shown = ", ".join(self.valid[:20]) + (f", and {len(valid) - 20} more" if len(valid) > 20 else "")
+        shown = ", ".join(f"{one:.200}" for one in self.valid[:20]) + (
+            f", and {len(valid) - 20} more" if len(valid) > 20 else ""
+        )
         super().__init__(f"No {kind} is called {name!r:.200}.", f"Valid names: {shown or 'none'}.")
 
 

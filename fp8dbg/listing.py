@@ -17,7 +17,7 @@ def recorded_and_saved(run: Folder, glob: str = "*") -> tuple[Rows, Rows]:
 
     Args:
         run: an open run folder.
-        glob: only layers whose name matches, as ``layers.3.*``; case counts.
+        glob: only layers of this name, or whose name matches, as ``layers.3.*``; case counts.
 
     Raises:
         NothingRecordedError: there is neither in the whole folder.
@@ -33,7 +33,7 @@ def recorded_and_saved(run: Folder, glob: str = "*") -> tuple[Rows, Rows]:
             f"No tensors in {run.path}: nothing was attached to a model.",
             "Call fp8dbg.attach(model, ...) before training.",
         )
-    chosen = {name for name in layers if fnmatchcase(name, glob)}
+    chosen = {name for name in layers if name == glob or fnmatchcase(name, glob)}
     if not chosen:
         raise UnknownNameError("layer", glob, list(layers))
     return [r for r in recorded if r["layer"] in chosen], [r for r in saved if r["layer"] in chosen]

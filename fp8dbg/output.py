@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import sys
@@ -39,11 +40,19 @@ def console(*, stderr: bool = False) -> Console:
     return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
 
 
+def accept_any_text() -> None:
+    """Print escapes for what the terminal's encoding has no characters for, where Python would give up."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def say(sentence: str) -> None:
     """A sentence on stderr, where it does not mix with what a program reads; whatever is in it is made visible."""
     from fp8dbg.render.names import visible
 
-    print(visible(sentence), file=sys.stderr, flush=True)
+    if sys.stderr is not None:  # else print would take stdout, where programs read
+        print(visible(sentence), file=sys.stderr, flush=True)
 
 
 def json_text(value: Any) -> str:

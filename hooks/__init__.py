@@ -52,7 +52,10 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
-from fp8dbg.errors import UnknownNameError
+from fp8dbg.errors import UnknownNameError, UsageError
+from fp8dbg.hooks.plans import GEMMS
+from fp8dbg.numerics.arguments import a_module
+from fp8dbg.numerics.recipes import recipe_named
 
 if TYPE_CHECKING:
     from torch import nn
@@ -141,14 +144,27 @@ def apply_fallback(model: nn.Module, plan: Plan) -> list[str]:
         A sentence for each thing that a host cannot do.
 
     Raises:
-        UnknownNameError: a layer of the plan is not in the model; nothing has been changed.
+        UnknownNameError: a layer of the plan is not in the model, or a GEMM or recipe does not exist; nothing has been
+            changed.
+        UsageError: this is no model or no plan.
     """
-    found, owner = adapters(), _owners(model)
-    for entry in plan.entries:
+    found, owner = adapters(), _owners(a_module(model))
+    for entry in _entries(plan):
         if entry.layer not in owner:
             raise UnknownNameError("layer", entry.layer, list(owner))
+        for gemm in entry.gemms:
+            if gemm not in GEMMS:
+                raise UnknownNameError("GEMM", gemm, list(GEMMS))
+        recipe_named(entry.recipe)
     parts = {a.HOST: _Part([entry for entry in plan.entries if owner[entry.layer] == a.HOST]) for a in found}
     return [said for a in found if parts[a.HOST].entries for said in a.apply_fallback(model, parts[a.HOST])]
+
+
+def _entries(plan: object) -> list[Any]:
+    entries: Any = getattr(plan, "entries", None)
+    if not isinstance(entries, (list, tuple)):
+        raise UsageError(f"A {type(plan).__name__} is no plan.", "Give run.plan() or Plan.from_json(text).")
+    return list(entries)
 
 
 def _owners(model: nn.Module) -> dict[str, str]:

@@ -311,7 +311,7 @@ def test_a_model_without_layers_is_reported(tmp_path: Path, caplog: pytest.LogCa
     ("options", "said"),
     [
         ({"every": -1}, "every=-1 is no cadence"),
-        ({"rows": 0}, "rows=0 compares nothing"),
+        ({"rows": 0}, "rows=0 does not fit"),
         ({"recipe": "fp9"}, "No recipe is called 'fp9'"),
         ({"what_if": ["fp9"]}, "No recipe is called 'fp9'"),
         ({"windows": [(5, 1)]}, "no window"),

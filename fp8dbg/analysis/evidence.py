@@ -99,7 +99,7 @@ class Evidence:
     def tensors(self) -> list[Row]:
         """tensor_facts of every tensor, results included."""
         start, end = self.healthy_window
-        return self.ask("tensor_facts", healthy_from=start, healthy_to=end)
+        return _placed(self.ask("tensor_facts", healthy_from=start, healthy_to=end))
 
     @cached_property
     def operands(self) -> list[Row]:
@@ -132,12 +132,12 @@ class Evidence:
     def gemms(self) -> list[Row]:
         """gemm_facts of every GEMM."""
         start, end = self.healthy_window
-        return self.ask("gemm_facts", healthy_from=start, healthy_to=end)
+        return _placed(self.ask("gemm_facts", healthy_from=start, healthy_to=end))
 
     @cached_property
     def amax(self) -> list[Row]:
         """amax_facts of every operand with a scale; percentiles from about 500 steps, which is plenty."""
-        return self.ask("amax_facts", every=max(1, (self.run["steps"] or 0) // 500))
+        return _placed(self.ask("amax_facts", every=max(1, (self.run["steps"] or 0) // 500)))
 
     @cached_property
     def in_force(self) -> bool:
@@ -189,6 +189,11 @@ def _suspect(facts: Row, limit: Limit, figure: str, stretches: list[Row]) -> Sus
     steps = sum(s["steps"] for s in rest)
     share = steps / (first["total_steps"] - first["position"] + 1)
     return Suspect(facts, figure, limit, first, int(rest[-1]["last_step"]), int(steps), share)
+
+
+def _placed(rows: list[Row]) -> list[Row]:
+    """Without rows that a stranger's file has of no layer, tensor or GEMM: there is nothing to say of them."""
+    return [row for row in rows if all(row.get(key, "") is not None for key in ("layer", "tensor", "gemm"))]
 
 
 def natural(name: str) -> list[tuple[int, int, str]]:

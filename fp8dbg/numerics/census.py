@@ -49,9 +49,10 @@ def _flatten(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
     """The elements, 16-bit or float32, in any order, and how often they occur; copies only if there are gaps."""
     if not isinstance(tensor, torch.Tensor):
         raise UsageError(f"A torch tensor is wanted, not {type(tensor).__name__}.", "Use torch.as_tensor(...).")
-    if not tensor.is_floating_point() or tensor.is_meta:
-        kind = "meta" if tensor.is_meta else str(tensor.dtype).removeprefix("torch.")
-        raise UsageError(f"A {kind} tensor cannot be measured.", "Give a floating-point tensor with data.")
+    if not tensor.is_floating_point() or tensor.is_meta or tensor.layout != torch.strided or tensor.is_nested:
+        odd = tensor.layout if tensor.layout != torch.strided else tensor.dtype
+        kind = "meta" if tensor.is_meta else "nested" if tensor.is_nested else str(odd).removeprefix("torch.")
+        raise UsageError(f"A {kind} tensor cannot be measured.", "Give a dense floating-point tensor with data.")
     tensor, repeat = tensor.detach(), 1
     if tensor.dtype not in _SIXTEEN_BITS:
         tensor = tensor.float()

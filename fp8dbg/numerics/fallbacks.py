@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
 from fp8dbg.errors import UnknownNameError, UsageError
+from fp8dbg.numerics.arguments import texts
 from fp8dbg.numerics.recipes import GEMMS, Recipe, recipe_named
 
 Fallback = Iterable[str] | Mapping[str, Iterable[str] | Mapping[str, str | Recipe]]
@@ -38,8 +39,10 @@ def _entries(layers: list[str], fallback: Fallback) -> list[tuple[str, dict[str,
     if isinstance(fallback, str):
         fallback = [fallback]
     if isinstance(fallback, Mapping):
-        return [(layer, _gemms(value)) for layer, value in fallback.items()]
-    return [_parsed(layers, entry) for entry in fallback]
+        return [
+            (layer, _gemms(value)) for layer, value in zip(texts("fallback", fallback), fallback.values(), strict=True)
+        ]
+    return [_parsed(layers, entry) for entry in texts("fallback", fallback)]
 
 
 def _parsed(layers: list[str], entry: str) -> tuple[str, dict[str, Recipe]]:
@@ -51,9 +54,7 @@ def _parsed(layers: list[str], entry: str) -> tuple[str, dict[str, Recipe]]:
 
 
 def _gemms(value: Iterable[str] | Mapping[str, str | Recipe]) -> dict[str, Recipe]:
-    wanted = (
-        value if isinstance(value, Mapping) else dict.fromkeys([value] if isinstance(value, str) else value, "bf16")
-    )
+    wanted = value if isinstance(value, Mapping) else dict.fromkeys(texts("fallback", value), "bf16")
     for gemm in wanted:
         if gemm not in GEMMS:
             raise UnknownNameError("GEMM", gemm, list(GEMMS))

@@ -92,7 +92,17 @@ def measure(
         UsageError: a tensor that is not floating point, an unknown name, a scale where there is one per block, or a
             format other than the recipe's own where scales are finer than a tensor.
     """
-    return measure_recipes(tensor, [(recipe, format, scale)], role, axis)[0]
+    if type(axis) is not int or axis not in (0, -1):
+        raise UsageError(f"axis={axis!r:.100} does not fit.", "Give -1, along rows, or 0, down columns.")
+    return measure_recipes(tensor, [(recipe, format, _number(scale))], role, axis)[0]
+
+
+def _number(scale: object) -> float | None:
+    """A scale as a number; any number is one, 0 and NaN too: what a broken scale does can be measured."""
+    try:
+        return None if scale is None else float(scale)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        raise UsageError(f"scale={scale!r:.100} is not one number.", "Give one scale for the whole tensor.") from None
 
 
 def measure_recipes(

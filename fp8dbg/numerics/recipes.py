@@ -22,7 +22,7 @@ Parameter = bool | int | float | str
 ROLES = ("input", "weight", "grad_output")
 GEMMS = ("fprop", "dgrad", "wgrad")
 
-_MINIMUM = {"history": 1.0, "margin": -math.inf, "amax_epsilon": 0.0}
+_LIMITS = {"history": (1.0, 2.0**20), "margin": (-64.0, 64.0), "amax_epsilon": (0.0, math.inf)}
 _CHOICES = {"algorithm": ("max", "most_recent"), "rounding": scales.ROUNDINGS}
 _TORCHAO = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 _TENSOR = dict.fromkeys(ROLES, "tensor")
@@ -181,6 +181,8 @@ def recipe_named(recipe: str | Recipe, **parameters: Parameter) -> Recipe:
     defaults. Unknown names, parameters and values raise a UsageError that lists the valid ones.
     """
     text = recipe.label if isinstance(recipe, Recipe) else recipe
+    if not isinstance(text, str):
+        raise UsageError(f"{text!r:.100} names no recipe.", f"Give a text: {', '.join(_KINDS)}.")
     name, _, rest = text.partition(":")
     if name not in _KINDS:
         raise UnknownNameError("recipe", name, list(_KINDS))
@@ -222,14 +224,14 @@ def _checked(recipe: str, key: str, value: Parameter, default: Parameter) -> Par
             raise wrong
         return text in ("true", "1")
     if isinstance(default, str):
-        if value not in _CHOICES[key]:
+        if not isinstance(value, str) or value not in _CHOICES[key]:
             raise wrong
         return value
     try:
         number = float(value)
-    except ValueError:
+    except (TypeError, ValueError, OverflowError):
         raise wrong from None
-    if not math.isfinite(number) or number < _MINIMUM[key]:
+    if not math.isfinite(number) or not _LIMITS[key][0] <= number <= _LIMITS[key][1]:
         raise wrong
     if isinstance(default, float):
         return number
@@ -243,4 +245,6 @@ def _allowed(key: str, default: Parameter) -> str:
         return "true or false"
     if isinstance(default, str):
         return " or ".join(_CHOICES[key])
-    return {"history": "a whole number from 1 up", "margin": "a whole number"}.get(key, "a number from 0 up")
+    return {"history": "a whole number from 1 to 1048576", "margin": "a whole number from -64 to 64"}.get(
+        key, "a number from 0 up"
+    )

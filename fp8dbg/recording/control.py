@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fp8dbg.errors import RunFolderError, UsageError
-from fp8dbg.recording.sampling import CONTROL, Settings
+from fp8dbg.errors import RunFolderError, UnknownNameError, UsageError
+from fp8dbg.recording.names import matches
+from fp8dbg.recording.sampling import CONTROL, Settings, read_control
 from fp8dbg.runs.files import write_whole
-from fp8dbg.runs.fingerprint import parse_run_json_name, read_run_json
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from fp8dbg.runs.fingerprint import parse_run_json_name, read_run_json, refuse_newer
+from fp8dbg.runs.reader import require_folder
 
 
 class Control:
@@ -36,7 +32,9 @@ class Control:
     def __init__(self, folder: Path) -> None:
         self._file = folder / CONTROL
         ranks = _run_jsons(folder)
-        options = ranks[0].get("options", {})
+        options = ranks[0].get("options")
+        options = options if isinstance(options, dict) else {}
+        self._layers = [str(layer["layer"]) for rank in ranks for layer in _listed(rank) if "layer" in layer]
         asked = {name: options[name] for name in ("every", "windows", "dump") if name in options}
         self._asked = Settings().changed(asked)
         self.finished = all(rank.get("finished") for rank in ranks)
@@ -48,11 +46,11 @@ class Control:
             UsageError: it is not readable, or a run would not follow it.
         """
         try:
-            values = tomllib.loads(self._file.read_text(encoding="utf-8"))
+            values = read_control(self._file)
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError) as error:
-            raise UsageError(f"{self._file} cannot be read ({error}).", "Start afresh with --reset.") from None
+        except UsageError as error:
+            raise UsageError(f"{self._file.parent}: {error.message}", "Start afresh with --reset.") from None
         self._asked.changed(values)
         return values
 
@@ -78,6 +76,7 @@ class Control:
         """
         merged = {name: value for name, value in self.said().items() if name != "dump"} | dict(values)
         self._asked.changed(merged)
+        self._check_layers([*values.get("layers", ()), *(one.rpartition(":")[0] for one in values.get("dump", ()))])
         text = "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in merged.items())
         try:
             write_whole(self._file, lambda file: file.write(text.encode()))
@@ -86,12 +85,30 @@ class Control:
 
     def reset(self) -> None:
         """Remove ``control.toml``: what ``attach`` was asked for holds again."""
-        self._file.unlink(missing_ok=True)
+        try:
+            self._file.unlink(missing_ok=True)
+        except OSError as error:
+            raise RunFolderError(f"{self._file} cannot be removed: {error.strerror}.") from error
+
+    def _check_layers(self, globs: Iterable[str]) -> None:
+        for glob in globs:
+            if self._layers and not any(matches(layer, [glob]) for layer in self._layers):
+                raise UnknownNameError("layer", glob, self._layers)
+
+
+def _listed(rank: Mapping[str, Any]) -> list[dict[str, Any]]:
+    layers = rank.get("layers")
+    return [layer for layer in layers if isinstance(layer, dict)] if isinstance(layers, list) else []
 
 
 def _run_jsons(folder: Path) -> list[dict[str, Any]]:
+    require_folder(folder)
     names = sorted(path for path in folder.glob("run*.json") if parse_run_json_name(path.name) is not None)
     found = [read for path in names if isinstance(read := read_run_json(path), dict)]
     if not found:
-        raise RunFolderError(f"{folder} is no run folder: it has no run.json.", "Give the folder of a run.")
+        raise RunFolderError(
+            f"{folder} has no run.json that can be read.", "Give the folder of a run that was attached to."
+        )
+    for meta in found:
+        refuse_newer(folder, meta)
     return found

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from fnmatch import fnmatchcase
+
+from fp8dbg.recording.names import matches
 
 __all__ = ["Dumps"]
 
@@ -26,7 +27,7 @@ class Dumps:
         """Whether this tensor is to be saved now; True once for each name, until the next step."""
         if not self._globs or (layer, tensor) in self._saved:
             return False
-        if not any(fnmatchcase(layer, a) and fnmatchcase(tensor, b) for a, b in self._globs):
+        if not any(matches(layer, [a]) and matches(tensor, [b]) for a, b in self._globs):
             return False
         self._saved.add((layer, tensor))
         return True

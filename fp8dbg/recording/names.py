@@ -42,8 +42,8 @@ def named_layers(model: nn.Module) -> Iterator[tuple[str, str, nn.Module]]:
 
 
 def matches(name: str, globs: Iterable[str]) -> bool:
-    """Whether a name fits one of the globs (case matters; ``*`` crosses dots)."""
-    return any(fnmatchcase(name, glob) for glob in globs)
+    """Whether a name is one of the globs or fits one (case matters; ``*`` crosses dots)."""
+    return any(name == glob or fnmatchcase(name, glob) for glob in globs)
 
 
 def rank() -> int:

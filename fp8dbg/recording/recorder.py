@@ -191,7 +191,11 @@ class Recorder:
     @guarded("what follows the optimizer's next step")
     def optimizer_stepped(self, optimizer: Optimizer) -> None:
         """An optimizer has stepped: the step is over when all of this model's have, or when one steps again."""
-        if self._by_hand or not self.parts.optimizers.ours(optimizer):
+        if self._by_hand:
+            return
+        if not self.parts.optimizers.ours(optimizer):
+            if self.parts.optimizers.left_out(optimizer):
+                self._say_not_counted(optimizer)
             return
         key = id(optimizer)
         if key in self.stepped:
@@ -277,6 +281,14 @@ class Recorder:
     def _look_at_loss(self, finite: bool) -> None:
         if not finite:
             self.sampling.trigger(self.step)
+
+    def _say_not_counted(self, optimizer: Optimizer) -> None:
+        detail = (
+            f"Steps are not counted: {type(optimizer).__name__}, which steps the model, was not given as optimizer=, "
+            "and what was given holds none of the model's parameters."
+        )
+        self.event("gap", None, detail)
+        logger.warning("fp8dbg: %s", detail)
 
     def _report_silence(self) -> None:
         if self.calls or not self.watches:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from fp8dbg.errors import UsageError
+from fp8dbg.errors import UnknownNameError, UsageError
+from fp8dbg.numerics.arguments import texts
+from fp8dbg.runs.files import is_regular
 from fp8dbg.runs.schema import ROLES
 
 if sys.version_info >= (3, 11):
@@ -20,6 +23,9 @@ else:
 CONTROL = "control.toml"
 LOOK_SECONDS = 1.0
 """The control file's time is looked at no more often than this: a file system can be slow."""
+
+LARGEST = 1 << 20
+"""Bytes of a control file that are read at most."""
 
 TRIGGER_STEPS = 3
 """Steps measured in full after a loss that is not finite: enough to see where it spreads."""
@@ -53,17 +59,22 @@ class Settings:
         """
         if type(self.every) is not int or self.every < 0:
             raise UsageError(f"every={self.every!r:.100} is no cadence.", "Give a whole number of steps; 0 is never.")
+        if type(self.stop) is not bool:
+            raise UsageError(f"stop={self.stop!r:.100} is neither true nor false.", "Give true or false.")
         for window in self.windows:
             if len(window) != 2 or not all(type(n) is int for n in window) or window[0] > window[1]:
                 raise UsageError(f"{window!r:.100} is no window of steps.", "Give first and last step, as (100, 120).")
         for role in self.tensors:
             if role not in ROLES:
-                raise UsageError(f"No tensor is called {role!r:.100}.", f"Valid names: {', '.join(ROLES)}.")
+                raise UnknownNameError("tensor", role, list(ROLES))
         for request in self.dump:
             if ":" not in request:
                 raise UsageError(
                     f"{request!r:.100} names no tensor to save.", "Give layer:tensor, as 'layers.3.*:input'."
                 )
+            tensor = request.rpartition(":")[2]
+            if not any(fnmatchcase(role, tensor) for role in ROLES):
+                raise UnknownNameError("tensor", tensor, list(ROLES))
         return self
 
     def changed(self, values: Mapping[str, Any]) -> Settings:
@@ -80,15 +91,29 @@ class Settings:
         try:
             merged["windows"] = tuple((first, last) for first, last in merged["windows"])
             for name in ("layers", "tensors", "dump"):
-                merged[name] = texts(merged[name])
+                merged[name] = texts(name, merged[name])
         except (TypeError, ValueError) as error:
-            raise UsageError(f"A setting has the wrong shape ({error}).", "See the keys in the manual.") from None
+            raise UsageError(f"A setting has the wrong shape ({error}).", "Give windows as [[100, 120]].") from None
         return Settings(**merged).checked()
 
 
-def texts(value: str | Iterable[str]) -> tuple[str, ...]:
-    """One text or several, as several."""
-    return (value,) if isinstance(value, str) else tuple(str(v) for v in value)
+def read_control(path: Path) -> dict[str, Any]:
+    """What a control file says; reading it never waits: a pipe or a device is refused, and so is what is too large.
+
+    Raises:
+        FileNotFoundError: there is none.
+        UsageError: it cannot be read.
+    """
+    try:
+        size = path.stat().st_size
+        if not is_regular(path) or size > LARGEST:
+            raise UsageError(f"{path.name} is no file of settings.", f"Write a text file of at most {LARGEST} bytes.")
+        with path.open("rb") as file:
+            return tomllib.loads(file.read(LARGEST).decode("utf-8"))
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"{path.name} cannot be read ({' '.join(str(error).split()):.300}).") from None
 
 
 @dataclass
@@ -151,9 +176,9 @@ class Sampling:
             return False
         self._seen = stamp
         try:
-            values = {} if stamp is None else tomllib.loads(path.read_text(encoding="utf-8"))
+            values = {} if stamp is None else read_control(path)
             self.settings = self._asked.changed(values)
-        except (OSError, ValueError, UsageError) as error:
+        except (OSError, UsageError) as error:
             self.tell("error", f"{CONTROL} is not followed: {error}")
             return False
         said = ", ".join(f"{k} = {v!r:.200}" for k, v in values.items())

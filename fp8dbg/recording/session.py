@@ -12,16 +12,17 @@ from typing import Any, Literal, Protocol
 import torch.distributed as dist
 from torch import nn
 
-from fp8dbg.errors import UsageError
+from fp8dbg.errors import UnknownNameError, UsageError
+from fp8dbg.numerics.arguments import a_module, whole
 from fp8dbg.numerics.recipes import Recipe, recipe_named
 from fp8dbg.recording import boundaries
 from fp8dbg.recording.guard import logger, report
 from fp8dbg.recording.layer import OperandsOnly
 from fp8dbg.recording.ledger import Ledger
-from fp8dbg.recording.names import named_layers, rank
+from fp8dbg.recording.names import matches, named_layers, rank
 from fp8dbg.recording.probe import Probing
 from fp8dbg.recording.recorder import Parts, Recorder
-from fp8dbg.recording.sampling import Sampling, Settings, texts
+from fp8dbg.recording.sampling import Sampling, Settings
 from fp8dbg.recording.shadows import KEPT_BYTES
 from fp8dbg.recording.steps import Optimizers, numbers
 from fp8dbg.recording.watch import Watch
@@ -78,15 +79,15 @@ def attach(
         UsageError: an option does not fit.
         RunFolderError: ``run_dir`` cannot be written, or holds a run of a newer schema.
     """
-    settings = Settings(every=every).changed({"windows": windows, "dump": dump})
-    if rows < 1:
-        raise UsageError(f"rows={rows} compares nothing.", "Give at least 1.")
+    model, types = a_module(model), _types(also)
+    settings = Settings(every=every).changed({"windows": windows, "dump": dump, "layers": layers})
+    _check_numbers(rows, first_step, max_bytes)
     if histogram not in ("binade", "codes", None):
         raise UsageError(f"histogram={histogram!r:.100} is no kind of histogram.", "Give 'binade', 'codes' or None.")
-    recipes = recipe_named(recipe), [recipe_named(r) for r in what_if]
+    recipes = recipe_named(recipe), [recipe_named(r) for r in _several(what_if)]
     optimizers = Optimizers(model, optimizer)
-    options = {"every": every, "rows": rows, "layers": texts(layers), "also": [t.__name__ for t in also]}
-    options |= {"what_if": [r.label for r in recipes[1]], "windows": windows, "dump": texts(dump)}
+    options = {"every": every, "rows": rows, "layers": settings.layers, "also": [t.__name__ for t in types]}
+    options |= {"what_if": [r.label for r in recipes[1]], "windows": settings.windows, "dump": settings.dump}
     options |= {"histogram": histogram, "first_step": first_step, "max_bytes": max_bytes}
     facts = {"recipe": recipes[0].to_dict(), "options": options, "model": type(model).__name__, "layout": _layout()}
     writer = RunWriter(run_dir, rank(), facts, max_bytes=max_bytes)
@@ -97,12 +98,32 @@ def attach(
         Ledger(*recipes, writer.rank),
         Probing(rows, histogram),
         optimizers,
-        texts(layers),
-        texts(dump),
+        settings.layers,
+        settings.dump,
     )
     session = Session(parts, first_step)
-    session.start(model, also)
+    session.start(model, types)
     return session
+
+
+def _check_numbers(rows: object, first_step: object, max_bytes: object) -> None:
+    whole("rows", rows, 1)
+    whole("first_step", first_step, 0)
+    if max_bytes is not None:
+        whole("max_bytes", max_bytes, 0)
+
+
+def _types(also: object) -> tuple[type[nn.Module], ...]:
+    types = (also,) if isinstance(also, type) else tuple(also) if isinstance(also, Iterable) else (also,)
+    for one in types:
+        if not isinstance(one, type) or not issubclass(one, nn.Module):
+            raise UsageError(f"also= got {one!r:.100}, which is no type of module.", "Give types, as (nn.LayerNorm,).")
+    return types
+
+
+def _several(what_if: object) -> Iterable[Any]:
+    """One recipe or several; what is neither is refused where recipes are looked up."""
+    return what_if if isinstance(what_if, Iterable) and not isinstance(what_if, str) else (what_if,)
 
 
 def _layout() -> dict[str, int]:
@@ -155,7 +176,11 @@ class Session:
 
     def _say_what_is_odd(self, model: nn.Module) -> None:
         self._say_what_is_recorded_again()
-        if not self.recorder.watches:
+        names = [watch.layer.name for watch in self.recorder.watches]
+        for glob in (*self._parts.layers, *(one.rpartition(":")[0] for one in self._parts.dump)):
+            if not any(matches(name, [glob]) for name in names) and (names or glob != "*"):
+                self._warn(str(UnknownNameError("layer that is recorded here", glob, names)))
+        if not names:
             self._warn("The model has no layer that could be recorded: see attach(layers=..., also=...).")
         if _compiled(model):
             self._warn(

@@ -45,13 +45,23 @@ class Optimizers:
             return True
         if self._given or optimizer in self._strangers:
             return False
-        model = self._model()
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        if model is not None and any(id(p) in held for p in model.parameters()):
+        if self._holds(optimizer):
             self._found[id(optimizer)] = optimizer
             return True
         self._strangers.add(optimizer)
         return False
+
+    def left_out(self, optimizer: Optimizer) -> bool:
+        """Whether it steps the model, which none of those given do; True once for each."""
+        if not self._given or optimizer in self._strangers:
+            return False
+        self._strangers.add(optimizer)
+        return self._holds(optimizer) and not any(map(self._holds, self._found.values()))
+
+    def _holds(self, optimizer: Optimizer) -> bool:
+        model = self._model()
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        return model is not None and any(id(p) in held for p in model.parameters())
 
     def count(self) -> int:
         """How many there are, as far as is known."""
@@ -164,13 +174,18 @@ def numbers(values: Iterable[tuple[str, Any]]) -> Row:
     for name, value in values:
         if value is None:
             continue
-        if isinstance(value, Tensor) and value.numel() == 1:
-            kept[name] = float(value) if value.is_cpu else value.detach().clone().reshape(())
+        if isinstance(value, Tensor) and value.numel() == 1 and not value.is_meta and not value.is_complex():
+            kept[name] = _number(name, value.detach()) if value.is_cpu else value.detach().clone().reshape(())
         elif isinstance(value, Tensor):
-            raise UsageError(f"{name} has {value.numel()} elements.", "Log one number.")
+            what = f"has {value.numel()} elements" if value.numel() != 1 else "is a tensor without one real value"
+            raise UsageError(f"{name} {what}.", "Log one number.")
         else:
-            try:
-                kept[name] = float(value)
-            except (TypeError, ValueError):
-                raise UsageError(f"{name}={value!r:.100} is no number.", "Log one number.") from None
+            kept[name] = _number(name, value)
     return kept
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last where a tensor is complex
+        raise UsageError(f"{name}={value!r:.100} is no number.", "Log one number.") from None

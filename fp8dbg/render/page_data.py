@@ -69,7 +69,7 @@ class PageData:
         seen = {row["layer"] for row in ask(self.run, "page_layers")}
         entries = [entry for entry in self.run.meta.get("layers") or [] if isinstance(entry, dict)]
         known = list(dict.fromkeys(str(e["layer"]) for e in entries if e.get("layer") in seen))
-        return [*known, *sorted(seen.difference(known), key=natural)]
+        return [*known, *sorted(seen.difference(known, (None,)), key=natural)]
 
     @cached_property
     def grid(self) -> Grid:

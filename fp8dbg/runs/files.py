@@ -11,6 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from fp8dbg.errors import RunFolderError
+
 _KEPT = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.")
 _LONGEST = 100
 """Bytes of an escaped name: two of them and a suffix stay below the 255 bytes of a file name."""
@@ -62,6 +64,23 @@ def parse_rank_folder(name: str) -> int | None:
     """Rank of a folder's name; None if it is no rank's folder."""
     found = re.fullmatch(r"rank=(\d{5,9})", name)
     return int(found[1]) if found else None
+
+
+def folder_path(path: object) -> Path:
+    """A run folder's path as given by a caller.
+
+    Raises:
+        RunFolderError: it is no path, empty, or no path that a file system could hold.
+    """
+    if not isinstance(path, (str, os.PathLike)) or not isinstance(text := os.fspath(path), str):
+        raise RunFolderError(f"{path!r:.100} is no path.", "Give a run folder as text or Path.")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise RunFolderError(f"{text!r:.200} is not valid Unicode.", "Give another name to the folder.") from None
+    if not text or "\0" in text:
+        raise RunFolderError(f"{text!r:.200} names no folder.", "Give the path of a run folder.")
+    return Path(text)
 
 
 def is_regular(path: Path) -> bool:

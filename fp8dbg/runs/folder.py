@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fp8dbg.errors import RunFolderError
 from fp8dbg.runs import queries
 from fp8dbg.runs.dumps import Dump, find_dumps
+from fp8dbg.runs.files import folder_path
 from fp8dbg.runs.reader import Contents, read_folder
 from fp8dbg.runs.sources import resumed, sources_of
 from fp8dbg.runs.writer import RunWriter
@@ -129,7 +131,8 @@ def open_folder(path: str | Path | Iterable[str | Path]) -> Folder:
 
 def contents_of(path: str | Path | Iterable[str | Path]) -> list[Contents]:
     """What `open_folder` opens, looked at; raises as it does."""
-    paths = [Path(path)] if isinstance(path, (str, Path)) else [Path(p) for p in path]
+    several = [path] if isinstance(path, (str, os.PathLike)) else list(path) if isinstance(path, Iterable) else [path]
+    paths = [folder_path(p) for p in several]
     if not paths:
         raise RunFolderError("No run folder was given.", "Give at least one.")
     distinct = list({p.resolve(): p for p in paths}.values())

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from fp8dbg.runs.files import is_regular, write_whole
 from fp8dbg.runs.journal import Stamp
-from fp8dbg.runs.schema import arrow_schema
+from fp8dbg.runs.schema import TABLES, arrow_schema
 
 _GROUP_BYTES = 4 << 20
 """A row group is sorted and encoded in memory: finishing a part takes about eight times this (measured)."""
@@ -91,12 +91,14 @@ class PartFacts:
         rows: how many.
         steps: smallest and largest step; None if the footer does not say.
         stamp: None in a file that another program wrote.
+        nulls: columns that hold a NULL, as far as the footer says.
     """
 
     schema: pa.Schema
     rows: int
     steps: tuple[int, int] | None
     stamp: Stamp | None
+    nulls: tuple[str, ...] = ()
 
 
 def read_part_facts(path: Path) -> PartFacts | str:
@@ -110,9 +112,19 @@ def read_part_facts(path: Path) -> PartFacts | str:
             schema, metadata = file.schema_arrow, file.metadata
             _ = schema.names  # raises here, not later, where a name is no Unicode
             stamp = Stamp.from_metadata(schema.metadata)
-            return PartFacts(schema, metadata.num_rows, _step_range(metadata), stamp)
+            return PartFacts(schema, metadata.num_rows, _step_range(metadata), stamp, _nulls(metadata))
     except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         return f"is cut, damaged or not Parquet ({' '.join(str(error).split())[:200]})"
+
+
+def _nulls(metadata: pq.FileMetaData) -> tuple[str, ...]:
+    """Columns with a NULL in them, as far as the footer says."""
+    chunks = (
+        metadata.row_group(g).column(c) for g in range(metadata.num_row_groups) for c in range(metadata.num_columns)
+    )
+    return tuple(
+        {c.path_in_schema: None for c in chunks if c.statistics is not None and (c.statistics.null_count or 0) > 0}
+    )
 
 
 def _step_range(metadata: pq.FileMetaData) -> tuple[int, int] | None:
@@ -135,6 +147,15 @@ def misfit(table: str, schema: pa.Schema) -> str:
         if ours.name in names and not _fits(schema.field(ours.name).type, ours.type):
             return f"is no part of {table}: its {ours.name} is {schema.field(ours.name).type}, not {ours.type}"
     return ""
+
+
+def unplaced(table: str, nulls: Iterable[str]) -> str:
+    """Why rows with a NULL in these columns cannot be placed, as the end of a sentence; "" if they can.
+
+    A row of no step or of no rank is of nothing; in ``events`` a step that is NULL has a meaning.
+    """
+    missing = sorted({"step", "rank"} & set(TABLES[table].keys) & set(nulls))
+    return f"holds rows without {missing[0]}" if missing else ""
 
 
 def _fits(theirs: pa.DataType, ours: pa.DataType) -> bool:

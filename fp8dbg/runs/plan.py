@@ -67,7 +67,7 @@ class Plan:
         """A plan from ``to_json``'s text; raises as ``from_dict`` does."""
         try:
             return cls.from_dict(json.loads(text))
-        except (ValueError, RecursionError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise UsageError(f"This is no fallback plan: {error}.", "Use a plan.json of fp8dbg.") from None
 
 
@@ -75,9 +75,14 @@ def _entry(item: Any) -> PlanEntry:
     if not isinstance(item, Mapping) or not isinstance(item.get("layer"), str):
         raise UsageError("An entry of the plan names no layer.", "Use a plan.json of fp8dbg.")
     gemms = item.get("gemms", list(GEMMS))
-    unknown = [g for g in gemms if g not in GEMMS] if isinstance(gemms, list) else [gemms]
+    unknown = [g for g in gemms if not isinstance(g, str) or g not in GEMMS] if isinstance(gemms, list) else [gemms]
     if unknown:
         raise UsageError(
             f"The plan names the GEMM {unknown[0]!r:.100} of {item['layer']!r:.200}.", f"GEMMs are {', '.join(GEMMS)}."
         )
-    return PlanEntry(item["layer"], tuple(gemms), str(item.get("recipe", "bf16")), str(item.get("reason", "")))
+    recipe, reason = item.get("recipe", "bf16"), item.get("reason", "")
+    if not isinstance(recipe, str) or not isinstance(reason, str):
+        raise UsageError(
+            f"The plan's recipe or reason for {item['layer']!r:.200} is no text.", "Use a plan.json of fp8dbg."
+        )
+    return PlanEntry(item["layer"], tuple(gemms), recipe, reason)

@@ -111,6 +111,10 @@ def run(connection: duckdb.DuckDBPyConnection, query: str, params: Parameters = 
         QueryError: DuckDB refuses it, or it does more than read; the message names the valid columns or tables where
             one is unknown.
     """
+    if not isinstance(query, str):
+        raise QueryError(f"A query is a text, not {type(query).__name__}.", "Give one SELECT.")
+    if not isinstance(params, (Mapping, Sequence, type(None))) or isinstance(params, str):
+        raise QueryError(f"params={params!r:.100} does not fit.", "Give a mapping for $name or a list for ?.")
     try:
         query.encode()
         refused = why_refused(connection, query)

@@ -16,7 +16,7 @@ from fp8dbg.runs.files import entries, parse_journal_name, parse_part_name, pars
 from fp8dbg.runs.fingerprint import parse_run_json_name, read_run_json, refuse_newer
 from fp8dbg.runs.journal import JournalContents, Stamp, read_journal
 from fp8dbg.runs.lock import is_recording
-from fp8dbg.runs.parts import misfit, read_part_facts
+from fp8dbg.runs.parts import misfit, read_part_facts, unplaced
 from fp8dbg.runs.schema import SCHEMA_VERSION, TABLES
 
 
@@ -66,7 +66,7 @@ def read_folder(path: Path) -> Contents:
     Raises:
         RunFolderError: it is missing, empty, of something else, or of a newer schema.
     """
-    _require_folder(path)
+    require_folder(path)
     contents = Contents(path)
     _read_meta(contents)
     journals = list(_journals(contents))  # before the parts: a journal that becomes a part meanwhile is then there
@@ -81,7 +81,19 @@ def read_folder(path: Path) -> Contents:
     return contents
 
 
-def _require_folder(path: Path) -> None:
+def require_folder(path: Path) -> None:
+    """Refuse what is no folder with something in it.
+
+    Raises:
+        RunFolderError: it is missing, a file, empty, or cannot be looked into.
+    """
+    try:
+        _require_entries(path)
+    except OSError as error:
+        raise RunFolderError(f"{path} cannot be opened: {error.strerror}.", "Give another folder.") from error
+
+
+def _require_entries(path: Path) -> None:
     if not path.exists():
         raise RunFolderError(f"There is no folder {path}.", "Give the folder that fp8dbg.attach(model, run_dir) wrote.")
     if not path.is_dir():
@@ -133,6 +145,7 @@ def _journals(contents: Contents) -> Iterator[Piece]:
         if not path.exists() and not read.batches:
             continue  # it became a part while we looked
         why = misfit(table, read.schema) if read.schema is not None else read.damage
+        why = why or unplaced(table, {n for b in read.batches for n in b.schema.names if b.column(n).null_count})
         if why:
             contents.report(path, f"{why}; it is not read")
         elif read.damage:
@@ -170,7 +183,7 @@ def _part(contents: Contents, table: str, rank: int, path: Path) -> Piece | None
     number = parse_part_name(path.name)
     facts = "is no part of a run" if number is None else read_part_facts(path)
     if not isinstance(facts, str):
-        facts = misfit(table, facts.schema) or _newer(facts.stamp) or facts
+        facts = misfit(table, facts.schema) or _newer(facts.stamp) or unplaced(table, facts.nulls) or facts
     if isinstance(facts, str):
         contents.report(path, f"{facts}; it is not read")
         return None

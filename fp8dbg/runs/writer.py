@@ -17,6 +17,7 @@ import pyarrow as pa
 from fp8dbg.errors import RunFolderError
 from fp8dbg.runs import fingerprint as run_json
 from fp8dbg.runs.dumps import save_dump
+from fp8dbg.runs.files import folder_path
 from fp8dbg.runs.lock import RankLock
 from fp8dbg.runs.rows import Row, check_columns, row_bytes, to_batch
 from fp8dbg.runs.schema import TABLES
@@ -76,7 +77,7 @@ class RunWriter:
         part_bytes: int = PART_BYTES,
         max_bytes: int | None = None,
     ) -> None:
-        self.path, self.rank, self.max_bytes = Path(path), int(rank), max_bytes
+        self.path, self.rank, self.max_bytes = folder_path(path), int(rank), max_bytes
         self.stopped = ""
         self.last_step: int | None = None
         self._stores = {name: TableStore(self.path, name, self.rank, part_bytes) for name in TABLES}
