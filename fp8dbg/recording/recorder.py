@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from fp8dbg.recording.ledger import Ledger, Row
 from fp8dbg.recording.names import matches, named_layers
 from fp8dbg.recording.probe import Probe, Probing
 from fp8dbg.recording.steps import Optimizers, StepLog
-from fp8dbg.recording.tensors import undisturbed
+from fp8dbg.recording.tensors import modes_active, undisturbed
 from fp8dbg.recording.watch import Call, Watch, hook_module
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 _MOST_CALLS = 4096
 """Finished calls kept before they become rows; and calls kept that no gradient can reach."""
 
-_MOST_ON_DEVICE = 1 << 16
+_MOST_ON_DEVICE = 1 << 15
 """The same where amaxes wait on an accelerator: reaching it costs one wait for the device."""
 
 _VITAL = frozenset({"root_finished", "optimizer_stepped", "next_step"})
@@ -185,7 +186,7 @@ class Recorder:
     @guarded("the loss of backward passes")
     def take_loss(self, tensors: Any) -> None:
         """The root's value."""
-        with undisturbed(None):
+        with undisturbed(None) if modes_active() else contextlib.nullcontext():
             self.log.root(tensors)
 
     @guarded("what follows the optimizer's next step")

@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -107,7 +106,7 @@ class StepLog:
 
     def __init__(self, writer: RunWriter) -> None:
         self._writer = writer
-        self._losses: list[Tensor] = []
+        self._losses: list[float | Tensor] = []
         self._logged: Row = {}
         self._held: list[Row] = []
         self._last_step: int | None = None
@@ -115,13 +114,13 @@ class StepLog:
     def root(self, tensors: Any) -> None:
         """Take the value of a backward pass's root as a microbatch's loss; roots that are no scalars are none."""
         roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-        scalars = [t.detach().float() for t in roots if isinstance(t, Tensor) and t.numel() == 1]
-        if scalars and len(scalars) == len(roots):
-            self._losses.append(torch.stack([s.reshape(()) for s in scalars]).sum())
+        if roots and all(isinstance(t, Tensor) and t.numel() == 1 for t in roots):
+            values = [t.item() if t.is_cpu else t.detach().float().reshape(()).clone() for t in roots]
+            self._losses.append(sum(values[1:], values[0]))
 
-    def total(self) -> Tensor | None:
+    def total(self) -> float | Tensor | None:
         """Sum of the roots of the step that is running, for hosts whose microbatch losses add up; None without any."""
-        return torch.stack(self._losses).sum() if self._losses else None
+        return sum(self._losses[1:], self._losses[0]) if self._losses else None
 
     def log(self, values: Row, late: bool) -> None:
         """Take over values for the step that is running or, ``late``, for the one that has just ended."""
@@ -139,7 +138,7 @@ class StepLog:
         self._last_step = row["step"]
         losses, logged, self._losses, self._logged = self._losses, self._logged, [], {}
         if losses and "loss" not in logged:
-            row["loss"] = torch.stack(losses).mean()
+            row["loss"] = sum(losses[1:], losses[0]) / len(losses)
         row |= logged
         if any(isinstance(v, Tensor) and not v.is_cpu for v in row.values()):
             self._held.append(row)
