@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from fp8dbg.errors import UsageError
+from fp8dbg.errors import RunFolderError, UsageError
 from fp8dbg.recording import sampling
 from fp8dbg.recording.sampling import Sampling, Settings, read_control
 from fp8dbg.runs.folder import RunWriter, open_folder
@@ -159,3 +159,14 @@ def test_an_interrupt_that_duckdb_answers_ends_as_an_interrupt() -> None:
     code = "import fp8dbg.cli as cli\ndef app(**_): raise RuntimeError('Query interrupted')\ncli.app = app; cli.main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert (done.returncode, done.stderr) == (130, b"")
+
+
+def test_a_pipe_in_place_of_the_lock_holds_nobody_up(recorded: Path) -> None:
+    """Reading the folder passes over it; recording into it is refused."""
+    lock = recorded / "journal" / "rank-00000.lock"
+    lock.unlink()
+    os.mkfifo(lock)
+    with open_folder(recorded) as run:
+        assert run.state == "finished"
+    with pytest.raises(RunFolderError, match="not a regular file"):
+        RunWriter(recorded)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import IO
 
 from fp8dbg.errors import RunFolderError
+from fp8dbg.runs.files import is_regular
 
 try:
     import fcntl
@@ -21,12 +22,15 @@ class RankLock:
     """Held while a rank is being recorded; released when this object goes, or its process.
 
     Raises:
-        RunFolderError: another process holds it.
+        RunFolderError: another process holds it, or it is no regular file.
         OSError: the file cannot be made.
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
-        self._file: IO[bytes] = _lock_path(folder, rank).open("ab")
+        path = _lock_path(folder, rank)
+        if path.exists() and not is_regular(path):
+            raise RunFolderError(f"{path} is not a regular file.", "Remove it, or record into another folder.")
+        self._file: IO[bytes] = path.open("ab")
         if not _try_lock(self._file):
             self._file.close()
             raise RunFolderError(
@@ -41,8 +45,11 @@ class RankLock:
 
 def is_recording(folder: Path, rank: int) -> bool:
     """Whether some process on this machine records this rank now."""
+    path = _lock_path(folder, rank)
+    if not is_regular(path):
+        return False  # a pipe in a stranger's folder would be waited for
     try:
-        with _lock_path(folder, rank).open("rb") as file:
+        with path.open("rb") as file:
             return not _try_lock(file)
     except OSError:
         return False
