@@ -55,7 +55,7 @@ def attach(
     """Record a model's training into a run folder, from now until the session is closed.
 
     Training is not changed: weights, losses and random numbers stay bit for bit what they are without it. Attach after
-    the model is wrapped (DistributedDataParallel, fully_shard) and before torch.compile runs it; there each layer's hook
+    the model is wrapped (DistributedDataParallel, fully_shard) and before torch.compile runs it; there every layer hook
     breaks the graph, which ``fullgraph=True`` forbids, and compiled backward GEMMs do not show their results.
 
     Args:
