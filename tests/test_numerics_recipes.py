@@ -240,9 +240,9 @@ def test_label_names_what_is_not_default() -> None:
     [
         ("fp8", "No recipe is called 'fp8'. Valid names: bf16, block, current"),
         ("delayed:len=4", "called 'len'. Valid names: algorithm, history, hybrid, margin."),
-        ("delayed:history=0", "does not take history='0'. Give a whole number from 1 up."),
-        ("delayed:history=2.5", "Give a whole number from 1 up."),
-        ("delayed:margin=inf", "Give a whole number."),
+        ("delayed:history=0", "does not take history='0'. Give a whole number from 1 to 1048576."),
+        ("delayed:history=2.5", "Give a whole number from 1 to 1048576."),
+        ("delayed:margin=inf", "Give a whole number from -64 to 64."),
         ("delayed:algorithm=mean", "Give max or most_recent."),
         ("current:hybrid=maybe", "Give true or false."),
         ("current:amax_epsilon=-1", "Give a number from 0 up."),
