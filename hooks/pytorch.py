@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -33,10 +33,20 @@ def attach(model: nn.Module, recorder: Recorder) -> Handles:
 
 
 def _layer(name: str, module: nn.Module, path: str) -> Layer:
-    return SimulatedLayer(name, module, path) if isinstance(module, SimulatedLinear) else Layer(name, module, path)
+    if isinstance(module, SimulatedLinear):
+        return SimulatedLayer(name, module, path)
+    return LinearLayer(name, module, path)
 
 
-class SimulatedLayer(Layer):
+class LinearLayer(Layer):
+    """``nn.Linear``: it reads what it is given, and the weight that it holds."""
+
+    def ahead(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Tensor | None]:
+        """The argument and the weight."""
+        return (args[0] if args else next(iter(kwargs.values()), None)), self.weight()
+
+
+class SimulatedLayer(LinearLayer):
     """A layer that computes as an FP8 recipe would: its recipe and scales are in force, its results are FP8's."""
 
     host = "simulated"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -106,14 +107,21 @@ def cast(
     return Quantised(tiles.apply(p.cast, p.matrix, dtype).view(tensor.shape), p.factor)
 
 
-def cast_error(tensor: Tensor, recipe: Recipe, role: str, gemm: str, scale: float | Tensor | None = None) -> Tensor:
-    """What the cast changes: the values seen less the values given; arguments as for ``cast``.
+def cast_error(
+    tensor: Tensor,
+    recipe: Recipe,
+    role: str,
+    gemm: str,
+    scale: float | Tensor | None = None,
+    empty: Callable[..., Tensor] = torch.empty,
+) -> Tensor:
+    """What the cast changes: the values seen less the values given; arguments as for ``cast`` and ``tiles.apply``.
 
     Shape of the tensor; bfloat16 for a bfloat16 tensor (so rounded to 2^-9 of itself), else float32. NaN where the
     tensor is not finite.
     """
     p = prepare(tensor, recipe, role, recipe.granularity(role, gemm), contraction_axis(role, gemm), scale)
-    return tiles.apply(p.whole, p.matrix, p.matrix.dtype, error=True).view(tensor.shape)
+    return tiles.apply(p.whole, p.matrix, p.matrix.dtype, error=True, empty=empty).view(tensor.shape)
 
 
 def prepare(

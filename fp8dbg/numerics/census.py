@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -15,17 +15,27 @@ from fp8dbg.numerics.census_kernels import count_codes, largest_magnitude
 from fp8dbg.numerics.code_census import CODES, CodeCensus
 from fp8dbg.numerics.compiled import share_out
 from fp8dbg.numerics.figures import Census, QuantFigures
-from fp8dbg.numerics.memory import array_of
+from fp8dbg.numerics.memory import array_of, scratch
 from fp8dbg.numerics.stream import Stream
 
-__all__ = ["Amax", "Census", "CodeCensus", "QuantFigures", "Stream", "amax_of", "census", "read_together"]
+__all__ = [
+    "Amax",
+    "Census",
+    "CodeCensus",
+    "QuantFigures",
+    "Stream",
+    "amax_of",
+    "census",
+    "passing_census",
+    "read_together",
+]
 
 AnyCounts = npt.NDArray[Any]
 
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 _DEVICE_CHUNK = 1 << 22
 _WORDS_PER_THREAD = 1 << 18
-_VALUES_PER_THREAD = 1 << 20
+_TEAMWORK = 1 << 16
 _MASK_16, _MASK_32 = np.uint16(0x7FFF), np.uint32(0x7FFFFFFF)
 _LARGEST_PART = 1 << 28  # words: no uint32 counter can overflow
 
@@ -38,10 +48,19 @@ def census(tensor: torch.Tensor) -> Census:
     dtypes are taken as float32 by a ``Stream``, which reads the tensor when a figure is asked for. Integer, complex
     and meta tensors are a UsageError.
     """
+    return _census(tensor, lambda use: torch.empty)
+
+
+def passing_census(tensor: torch.Tensor) -> Census:
+    """The same for figures that are read at once: the thread's next one takes its memory."""
+    return _census(tensor, scratch)
+
+
+def _census(tensor: torch.Tensor, memory: Callable[[str], Callable[..., torch.Tensor]]) -> Census:
     flat, repeat = _flatten(tensor)
     if flat.dtype not in _SIXTEEN_BITS:
         return Stream([(flat, repeat)])
-    counts = _count_on_host(flat) if flat.device.type == "cpu" else _count_by_torch(flat)
+    counts = _count_on_host(flat, memory("counts")) if flat.device.type == "cpu" else _count_by_torch(flat)
     return CodeCensus(str(flat.dtype).removeprefix("torch."), counts, repeat)
 
 
@@ -65,7 +84,7 @@ def _flatten(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
     return tensor.permute(order).reshape(-1).contiguous(), repeat
 
 
-def _count_on_host(flat: torch.Tensor) -> AnyCounts:
+def _count_on_host(flat: torch.Tensor, empty: Callable[..., torch.Tensor]) -> AnyCounts:
     """Counts per code of a contiguous 16-bit CPU tensor: whole uint64 words compiled, the ends by numpy."""
     codes = array_of(flat)
     head = min(-flat.data_ptr() % 8 // 2, codes.size)
@@ -76,17 +95,27 @@ def _count_on_host(flat: torch.Tensor) -> AnyCounts:
     dtype: type[np.integer[Any]] = np.uint32 if codes.size < 2**32 else np.int64
 
     def count(start: int, stop: int) -> AnyCounts:
-        total = np.zeros(CODES, dtype=dtype)
-        for i in range(start, stop, _LARGEST_PART):
-            table = np.zeros((lanes, CODES), dtype=np.uint32)
-            count_codes(words[i : min(i + _LARGEST_PART, stop)], table.reshape(-1), np.uint64(CODES * (lanes > 1)))
-            total += table.sum(axis=0, dtype=dtype) if lanes > 1 else table[0]
-        return total
+        first = min(start + _LARGEST_PART, stop)
+        counts = _count_words(words[start:first], lanes, empty).astype(dtype, copy=False)
+        for i in range(first, stop, _LARGEST_PART):
+            counts += _count_words(words[i : min(i + _LARGEST_PART, stop)], lanes, torch.empty)
+        return counts
 
     counts, *others = share_out(count, words.size, _WORDS_PER_THREAD)
     for other in others:
         counts += other
     np.add.at(counts, np.concatenate([codes[:head], codes[tail:]]), 1)
+    return counts
+
+
+def _count_words(words: AnyCounts, lanes: int, empty: Callable[..., torch.Tensor]) -> AnyCounts:
+    """Counts of the codes in at most ``_LARGEST_PART`` words, uint32, in the memory given."""
+    table = array_of(empty((lanes, CODES), dtype=torch.int32)).view(np.uint32)
+    table[:] = 0
+    count_codes(words, table.reshape(-1), np.uint64(CODES * (lanes > 1)))
+    counts: AnyCounts = table[0]
+    for lane in table[1:]:
+        counts += lane
     return counts
 
 
@@ -172,18 +201,18 @@ def amax_of(tensor: torch.Tensor) -> Amax:
 def _largest_on_host(flat: torch.Tensor) -> float:
     """Largest magnitude of a contiguous CPU tensor; NaN if there is one.
 
-    Half the time of ``torch.aminmax`` on one thread, and no team of threads to wait for on a busy machine.
+    Where torch has a team of threads a large tensor is theirs: they are awake, and each reads what it has written. The
+    compiled loop takes half the time of ``torch.aminmax`` on one thread.
     """
+    if flat.numel() >= _TEAMWORK and torch.get_num_threads() > 1:
+        low, high = torch.aminmax(flat)
+        return float(max(-low.item(), high.item()))
     mask: np.unsignedinteger[Any]
     if flat.dtype in _SIXTEEN_BITS:
         bits, mask = array_of(flat), _MASK_16
     else:
         bits, mask = array_of(flat).view(np.uint32), _MASK_32
-    if bits.size < 2 * _VALUES_PER_THREAD:
-        largest = int(largest_magnitude(bits, mask))
-    else:
-        shares = share_out(lambda start, stop: largest_magnitude(bits[start:stop], mask), bits.size, _VALUES_PER_THREAD)
-        largest = int(max(shares))
+    largest = int(largest_magnitude(bits, mask))
     if flat.dtype is torch.float16:
         return float(np.uint16(largest).view(np.float16))
     return float(np.uint32(largest << 16 if flat.dtype is torch.bfloat16 else largest).view(np.float32))

@@ -5,6 +5,7 @@ Every sum runs in one fixed order, so an answer depends on the values alone, nev
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,62 @@ def largest_magnitude(bits: Any, mask: Any) -> Any:
     for i in range(bits.size):
         largest = max(largest, bits[i] & mask)
     return largest
+
+
+@compiled
+def gather_magnitudes(dense: Any, values: Any, infinity: Any, repeat: Any) -> Any:
+    """The magnitudes that occur, ascending, from counts per code.
+
+    ``dense``: counts of the codes without, then with a sign; ``values``: float32, each code's magnitude;
+    ``infinity``: Inf's code. Returns zeros, NaN and infinite elements, the sums of x and x^2 over the others (float64),
+    their magnitudes (float32), the elements of each and the positive less the negative ones (int64).
+    """
+    sign = values.size
+    seen, total, excess = np.empty(infinity, np.float32), np.empty(infinity, np.int64), np.empty(infinity, np.int64)
+    n, x, x2 = 0, 0.0, 0.0
+    for code in range(1, infinity):
+        above, below = np.int64(dense[code]), np.int64(dense[code + sign])
+        if above + below:
+            value = np.float64(values[code])
+            seen[n], total[n], excess[n] = values[code], (above + below) * repeat, (above - below) * repeat
+            x += np.float64(excess[n]) * value
+            x2 += np.float64(total[n]) * value * value
+            n += 1
+    nan = np.int64(0)
+    for code in range(infinity + 1, sign):
+        nan += np.int64(dense[code]) + np.int64(dense[code + sign])
+    zeros, inf = (
+        np.int64(dense[0]) + np.int64(dense[sign]),
+        np.int64(dense[infinity]) + np.int64(dense[infinity + sign]),
+    )
+    return zeros * repeat, nan * repeat, inf * repeat, x, x2, seen[:n].copy(), total[:n].copy(), excess[:n].copy()
+
+
+@compiled
+def central_moments(magnitudes: Any, total: Any, excess: Any, zeros: Any, mean: Any) -> Any:
+    """Sums of (x - mean)^2 and (x - mean)^4, and how many different values there are."""
+    second, fourth = zeros * mean**2, zeros * mean**4
+    different = 1 if zeros else 0
+    for i in range(magnitudes.size):
+        positive, negative = (total[i] + excess[i]) // 2, (total[i] - excess[i]) // 2
+        different += (positive > 0) + (negative > 0)
+        above, below = (magnitudes[i] - mean) ** 2, (magnitudes[i] + mean) ** 2
+        second += positive * above + negative * below
+        fourth += positive * above**2 + negative * below**2
+    return second, fourth, different
+
+
+@compiled
+def count_binades(magnitudes: Any, total: Any) -> Any:
+    """Exponent of the first binade, and the elements of each binade up to the last; at least one magnitude."""
+    first, last = math.frexp(magnitudes[0])[1] - 1, math.frexp(magnitudes[-1])[1] - 1
+    counts = np.zeros(last - first + 1, np.int64)
+    place, ceiling = 0, np.ldexp(1.0, first + 1)
+    for i in range(magnitudes.size):
+        while magnitudes[i] >= ceiling:
+            place, ceiling = place + 1, ceiling * 2.0
+        counts[place] += total[i]
+    return first, counts
 
 
 @compiled

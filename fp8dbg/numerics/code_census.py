@@ -21,9 +21,17 @@ _SIGN = 32768
 _INFINITY = {"bfloat16": 0x7F80, "float16": 0x7C00}
 
 
-class _Magnitudes(NamedTuple):
-    """Finite non-zero magnitudes that occur, ascending; elements of each, and positive less negative ones."""
+class _Gathered(NamedTuple):
+    """What all figures are read off: counts, sums, and the finite non-zero magnitudes that occur, ascending.
 
+    ``total``: elements of each magnitude; ``excess``: the positive less the negative ones.
+    """
+
+    zeros: int
+    nan: int
+    inf: int
+    x: float
+    x2: float
     values: npt.NDArray[np.float32]
     total: Counts
     excess: Counts
@@ -55,16 +63,14 @@ class CodeCensus(Census):
         return cls(dtype, dense)
 
     @cached_property
-    def _occurring(self) -> tuple[Codes, Counts]:
-        """The codes that occur and their counts; the dense source is dropped."""
-        source, self._source = self._source, np.zeros(0)
-        dense = source if isinstance(source, np.ndarray) else source.cpu().numpy()
-        codes = np.flatnonzero(dense != 0)
-        return codes.astype(np.uint16), dense[codes].astype(np.int64) * self._repeat
+    def _dense(self) -> npt.NDArray[Any]:
+        source = self._source
+        return source if isinstance(source, np.ndarray) else source.cpu().numpy()
 
     def codes(self) -> tuple[Codes, Counts]:
         """The codes that occur (uint16, ascending), and how often each does (int64)."""
-        return self._occurring
+        codes = np.flatnonzero(self._dense)
+        return codes.astype(np.uint16), self._dense[codes].astype(np.int64) * self._repeat
 
     def __add__(self, other: Census) -> CodeCensus:
         if not isinstance(other, CodeCensus) or other.dtype != self.dtype:
@@ -75,46 +81,25 @@ class CodeCensus(Census):
         )
 
     @cached_property
-    def _magnitudes(self) -> _Magnitudes:
-        codes, counts = self.codes()
-        infinity = _INFINITY[self.dtype]
-        a, b, c, d = np.searchsorted(codes, [1, infinity, _SIGN + 1, _SIGN + infinity])
-        above, below = codes[a:b], codes[c:d] - np.uint16(_SIGN)
-        ends = np.concatenate([above[:1], above[-1:], below[:1], below[-1:]])
-        first, last = int(ends.min(initial=_SIGN)), int(ends.max(initial=0))
-        positive, negative = np.zeros((2, max(0, last + 1 - first)), dtype=np.int64)
-        positive[above - first], negative[below - first] = counts[a:b], counts[c:d]
-        total = positive + negative
-        present = np.flatnonzero(total)
-        return _Magnitudes(_values(self.dtype)[present + first], total[present], positive[present] - negative[present])
+    def _gathered(self) -> _Gathered:
+        from fp8dbg.numerics.census_kernels import gather_magnitudes
+
+        return _Gathered(*gather_magnitudes(self._dense, _values(self.dtype), _INFINITY[self.dtype], self._repeat))
+
+    @property
+    def _magnitudes(self) -> tuple[npt.NDArray[np.float32], Counts, Counts]:
+        return self._gathered[5:]
 
     def _count(self) -> Tally:
-        codes, counts = self.codes()
-        magnitudes, infinity = codes & np.uint16(_SIGN - 1), _INFINITY[self.dtype]
-        values, total, excess = self._magnitudes
-        wide = values.astype(np.float64)
-        return Tally(
-            int(counts.sum()),
-            int(counts[magnitudes == 0].sum()),
-            int(counts[magnitudes > infinity].sum()),
-            int(counts[magnitudes == infinity].sum()),
-            float(values[-1]) if values.size else None,
-            float(values[0]) if values.size else None,
-            float((excess * wide).sum()),
-            float((total * wide * wide).sum()),
-        )
+        zeros, nan, inf, x, x2, values, total, _ = self._gathered
+        amax, amin = (float(values[-1]), float(values[0])) if values.size else (None, None)
+        return Tally(zeros + nan + inf + int(total.sum()), zeros, nan, inf, amax, amin, x, x2)
 
     def _central_moments(self, mean: float) -> tuple[float, float]:
-        values, total, excess = self._magnitudes
-        positive, negative = (total + excess) // 2, (total - excess) // 2
-        occupied = np.count_nonzero(positive) + np.count_nonzero(negative) + (self.zeros > 0)
-        if occupied < 2:
-            return 0.0, 0.0
-        wide = values.astype(np.float64)
-        above, below = (wide - mean) ** 2, (wide + mean) ** 2
-        second = (positive * above + negative * below).sum() + self.zeros * mean**2
-        fourth = (positive * above**2 + negative * below**2).sum() + self.zeros * mean**4
-        return float(second), float(fourth)
+        from fp8dbg.numerics.census_kernels import central_moments
+
+        second, fourth, different = central_moments(*self._magnitudes, self.zeros, mean)
+        return (second, fourth) if different > 1 else (0.0, 0.0)
 
     def _median(self) -> float:
         values, total, _ = self._magnitudes
@@ -124,13 +109,13 @@ class CodeCensus(Census):
 
     def histogram(self) -> tuple[int, list[int]]:
         """Elements per binade; see ``Census.histogram``."""
+        from fp8dbg.numerics.census_kernels import count_binades
+
         values, total, _ = self._magnitudes
         if not values.size:
             return 0, []
-        exponents = np.frexp(values)[1] - 1
-        counts = np.zeros(exponents[-1] - exponents[0] + 1, dtype=np.int64)
-        np.add.at(counts, exponents - exponents[0], total)
-        return int(exponents[0]), counts.tolist()
+        first, counts = count_binades(values, total)
+        return first, counts.tolist()
 
     def _cast(self, scale: np.float32, parameters: tuple[Any, ...]) -> CastSums:
         from fp8dbg.numerics.census_kernels import cast_magnitudes

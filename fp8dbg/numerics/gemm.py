@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
@@ -11,9 +12,10 @@ from torch import Tensor
 
 from fp8dbg.errors import UnknownNameError
 from fp8dbg.numerics.casting import OPERANDS, cast, cast_error, tensor_scale
+from fp8dbg.numerics.memory import scratch
 from fp8dbg.numerics.recipes import Recipe
 
-_PART = 1 << 23
+_PART = 1 << 22
 _LARGEST_BLOCK = 128
 
 
@@ -78,6 +80,8 @@ def shadow(
     rows: Tensor | None = None,
     scale_a: float | Tensor | None = None,
     scale_b: float | Tensor | None = None,
+    *,
+    precise: bool = True,
 ) -> Shadow:
     """What a recipe would make of sampled output rows of one GEMM; each row is exact over the whole contraction.
 
@@ -94,8 +98,10 @@ def shadow(
         rows: which tokens, for fprop and dgrad; None takes all.
         scale_a, scale_b: scale in force for a whole operand. For wgrad of a recipe with such scales (per tensor, NVFP4)
             give the input's: the columns alone do not tell it.
+        precise: whether the exact rows of bfloat16 operands are made good to float32 (not wgrad's). Their rounding
+            matters where a real output is compared with them; against each other the rows share it.
 
-    Memory beyond the result: the quantised error of at most 2^23 elements of an operand at a time.
+    Memory beyond the result: the quantised error of at most 2^22 elements of an operand at a time.
     """
     if gemm not in OPERANDS:
         raise UnknownNameError("GEMM", gemm, list(OPERANDS))
@@ -103,11 +109,11 @@ def shadow(
     a, b = (x.detach().reshape(math.prod(x.shape[:-1]), x.shape[-1]) for x in (a, b))
     if gemm == "wgrad":
         few = b.t(), cast_error(b, recipe, second, gemm, scale_b).t()
-        turned = _against_all(few, _Operand(a, recipe, first, gemm, scale_a))
+        turned = _against_all(few, _Operand(a, recipe, first, gemm, scale_a), precise=False)
         return Shadow(turned.exact, turned.both, turned.only_b, turned.only_a)
     a_in = _Operand(a, recipe, first, gemm, scale_a).scaled()
     part = a if rows is None else a[rows.to(a.device)]
-    return _against_all((part, a_in.error(part)), _Operand(b, recipe, second, gemm, scale_b))
+    return _against_all((part, a_in.error(part)), _Operand(b, recipe, second, gemm, scale_b), precise)
 
 
 def shadow_gemm(a: Tensor, b: Tensor, a_q: Tensor, b_q: Tensor) -> Shadow:
@@ -133,11 +139,11 @@ class _Operand(NamedTuple):
             return self._replace(scale=tensor_scale(self.values, self.recipe, self.role))
         return self
 
-    def error(self, part: Tensor) -> Tensor:
-        return cast_error(part, self.recipe, self.role, self.gemm, self.scale)
+    def error(self, part: Tensor, empty: Callable[..., Tensor] = torch.empty) -> Tensor:
+        return cast_error(part, self.recipe, self.role, self.gemm, self.scale, empty)
 
 
-def _against_all(few: tuple[Tensor, Tensor], operand: _Operand) -> Shadow:
+def _against_all(few: tuple[Tensor, Tensor], operand: _Operand, precise: bool) -> Shadow:
     """A few rows [r, k] and their error against the whole of the other operand, some output columns at a time.
 
     A part begins at a multiple of the largest block and holds the contraction whole, so it is cast as in the whole.
@@ -147,9 +153,9 @@ def _against_all(few: tuple[Tensor, Tensor], operand: _Operand) -> Shadow:
     width = max(_PART // max(few[0].shape[1], 1) // _LARGEST_BLOCK, 1) * _LARGEST_BLOCK
     parts = []
     for values in torch.split(operand.values, width, dim=stored):
-        error = operand.error(values)
+        error = operand.error(values, scratch("error"))
         turned = (values, error) if stored else (values.t(), error.t())
-        parts.append(_products(*few, *turned, precise=operand.gemm != "wgrad"))
+        parts.append(_products(*few, *turned, precise))
     return parts[0] if len(parts) == 1 else Shadow(*(torch.cat(p, dim=1) for p in zip(*parts, strict=True)))
 
 
@@ -200,7 +206,7 @@ def gemm_figures(
     ((x2, xy, *_), (_, y2, *_), (*_,), *_) = gram
     d2, a2, b2 = gram[2][2], gram[3][3], gram[4][4]
     rel_l2 = _root_ratio(d2, x2)
-    impact, sensitivity = _harm(seen - exact, grad, (rows_total or r) / max(r, 1))
+    impact, sensitivity = (None, None) if grad is None else harm(seen - exact, grad, rows_total or r)
     return GemmFigures(
         rows_measured=r,
         mse=_finite(d2 / exact.numel()) if exact.numel() else None,
@@ -228,10 +234,16 @@ def uncancelled_error(mse: float, rms_a: float, rms_b: float, k: int) -> float |
     return _ratio(math.sqrt(mse), size)
 
 
-def _harm(error: Tensor, grad: Tensor | None, share: float) -> tuple[float | None, float | None]:
-    """First-order change of the loss, and its Fisher form: the sum over rows of (g . d)^2."""
-    if grad is None or not error.numel():
+def harm(error: Tensor, grad: Tensor, rows_total: int) -> tuple[float | None, float | None]:
+    """Impact and sensitivity: the first-order change of the loss, and its Fisher form, the sum over rows of (g . d)^2.
+
+    Args:
+        error, grad: what FP8 changes in sampled output rows, and the gradient that arrives there, [r, n].
+        rows_total: how many rows the output has; the figures are scaled up to them.
+    """
+    if not error.numel():
         return None, None
+    share = rows_total / error.shape[0]
     per_row = (grad.double() * error.double()).sum(dim=1)
     impact, sensitivity = torch.stack([per_row.sum(), (per_row**2).sum()]).tolist()
     return _finite(impact * share), _finite(sensitivity * share)

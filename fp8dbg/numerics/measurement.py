@@ -10,7 +10,7 @@ import torch
 
 from fp8dbg.errors import UsageError
 from fp8dbg.numerics.blocks import block_figures
-from fp8dbg.numerics.census import Census, census
+from fp8dbg.numerics.census import Census, passing_census
 from fp8dbg.numerics.figures import QuantFigures
 from fp8dbg.numerics.formats import Format, format_named
 from fp8dbg.numerics.recipes import Recipe, recipe_named
@@ -112,14 +112,14 @@ def measure_recipes(
     axis: int = -1,
 ) -> list[Measurement]:
     """``measure`` for several (recipe, format, scale): where scales are per tensor, for little more than one."""
-    found = census(tensor)
+    found = passing_census(tensor)
     common = _statistics(found, tensor.shape)
     return [_measured(tensor, found, common, recipe_named(r), f, s, role or "input", axis) for r, f, s in casts]
 
 
 def measure_results(tensor: torch.Tensor) -> Measurement:
     """Statistics of a tensor that no recipe quantises (output, grad_input, grad_weight): no format, scale or error."""
-    return Measurement(**_statistics(census(tensor), tensor.shape))
+    return Measurement(**_statistics(passing_census(tensor), tensor.shape))
 
 
 def _statistics(found: Census, shape: torch.Size) -> dict[str, Any]:

@@ -85,12 +85,17 @@ def amax_per_tile(matrix: Tensor, tile: Tile, let_nan_in: bool = False) -> Tenso
     return torch.from_numpy(amax)
 
 
-def apply(cast: Cast, matrix: Tensor, dtype: torch.dtype, error: bool = False) -> Tensor:
-    """round(x * scale) * inverse for every element, or with ``error`` that minus x; bfloat16 or float32, new tensor."""
+def apply(
+    cast: Cast, matrix: Tensor, dtype: torch.dtype, error: bool = False, empty: Callable[..., Tensor] = torch.empty
+) -> Tensor:
+    """round(x * scale) * inverse for every element, or with ``error`` that minus x; bfloat16 or float32.
+
+    ``empty(shape, dtype=...)`` gives the memory on a CPU.
+    """
     if not on_host(matrix):
         seen = _cast_by_torch(cast, matrix)
         return (seen - matrix.float() if error else seen).to(dtype)
-    out = torch.empty(matrix.shape, dtype=dtype)
+    out = empty(matrix.shape, dtype=dtype)
     x, y, constants = array_of(matrix), array_of(out), rounding_constants(cast.fmt)
     factors = cast.scales.numpy(), cast.inverses.numpy()
     _over_rows(lambda *span: kernels.cast_tiles(x, *factors, cast.tile, span, constants, error, y), matrix, cast.tile)

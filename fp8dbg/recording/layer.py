@@ -57,6 +57,14 @@ class Layer:
         given = args[0] if args else next(iter(kwargs.values()), None)
         return given, output[0] if type(output) in (tuple, list) and output else output
 
+    def ahead(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Tensor | None]:
+        """Input and weight where both are known before the module's call: there their amaxes cost least.
+
+        What is read then has just been written, and is in the cache for the GEMM, which would come for it anyway.
+        Read afterwards it comes from memory once more. (None, None): not known; ``recorder.hook`` then waits.
+        """
+        return None, None
+
     def weight(self) -> Tensor | None:
         """The weight [out, in] that the GEMM reads, or None where it cannot be seen.
 

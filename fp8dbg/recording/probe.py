@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fp8dbg.numerics.census import census
 from fp8dbg.numerics.measurement import Measurement, measure_recipes, measure_results
+from fp8dbg.numerics.memory import scratch
 from fp8dbg.numerics.recipes import Recipe
 from fp8dbg.recording.extents import Amax, extent_of
 from fp8dbg.recording.guard import guarded
@@ -114,8 +115,8 @@ class Probe:
             y = local(y) if isinstance(y, Tensor) and y.is_floating_point() else None
             weight = self.weight()
             wanted = (x is not None and x.requires_grad), (weight is not None and weight.requires_grad)
-            read_x = None if x is None else self.cast(x)
-            read_weight = None if weight is None else self.cast(weight)
+            read_x = None if x is None else self.cast("input", x)
+            read_weight = None if weight is None else self.cast("weight", weight)
             if read_x is not None:
                 self.operand("input", read_x, x)
             if read_weight is not None and self._weight_wanted():
@@ -130,11 +131,11 @@ class Probe:
     def gradient(self, grad: Tensor) -> None:
         """The output's gradient is at hand, and the weight once more."""
         with undisturbed(grad):
-            read = self.cast(grad)
+            read = self.cast("grad_output", grad)
             self.operand("grad_output", read)
             weight = self.weight()
             if weight is not None and self.layer.gemms:
-                self.shadow_backward(read, self.cast(weight))
+                self.shadow_backward(read, self.cast("weight", weight))
 
     def results(self, grad_input: Tensor | None, grad_weight: Tensor | None) -> None:
         """What the backward GEMMs really gave; None where there was none to compute."""
@@ -156,20 +157,28 @@ class Probe:
         holder = self.watch.weight_probe() if self.watch.weight_probe is not None else None
         return self.watch.weight_row_step != self.call.step and (holder is None or holder.step != self.call.step)
 
-    def cast(self, tensor: Tensor) -> Tensor:
-        """The tensor as the GEMM reads it before any FP8: under autocast, its BF16 copy."""
-        return tensor.detach() if self.layer.as_given else tensor.detach().to(self.call.dtype)
+    def cast(self, role: str, tensor: Tensor) -> Tensor:
+        """The operand as the GEMM reads it before any FP8: under autocast its BF16 copy, until the next one's."""
+        tensor, dtype = tensor.detach(), self.call.dtype
+        if self.layer.as_given or tensor.dtype == dtype or not tensor.is_cpu:
+            return tensor if self.layer.as_given else tensor.to(dtype)
+        return scratch(role)(tensor.shape, dtype=dtype).copy_(tensor)
 
     # Rows of ``tensors``.
 
     @guarded("what FP8 does to its operands")
     def operand(self, role: str, cast: Tensor, original: Tensor | None = None) -> None:
-        """An operand, as the GEMM reads it, under the recipe in force and under those it is compared with."""
+        """An operand, as the GEMM reads it, under the recipe in force and under those it is compared with.
+
+        Leaves the call its amax, which the counts have given.
+        """
         recipes = self._casts(role)
         if role not in self.recorder.sampling.settings.tensors or not recipes:
             return
         self._dump(role, cast)
         found = self.probing.measured(cast if original is None else original, cast, recipes, role)
+        if getattr(self.call, role) is None:
+            setattr(self.call, role, Amax((found[0].amax or 0.0, found[0].nan, found[0].inf), found[0].numel))
         for i, ((_, _, source, what_if), m) in enumerate(zip(recipes, found, strict=True)):
             row = {**m.row(), "tensor": role, "what_if": what_if}
             row["scale_source"] = source or m.scale_source

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from fp8dbg.recording.dumps import Dumps
 from fp8dbg.recording.extents import LastSeen
@@ -22,7 +21,7 @@ from fp8dbg.recording.names import matches, named_layers
 from fp8dbg.recording.probe import Probe, Probing
 from fp8dbg.recording.steps import Optimizers, StepLog
 from fp8dbg.recording.tensors import modes_active, undisturbed
-from fp8dbg.recording.watch import Call, Watch, hook_module
+from fp8dbg.recording.watch import Call, ModuleHandle, Watch, hook_module
 
 if TYPE_CHECKING:
     from fp8dbg.recording.sampling import Sampling
@@ -103,7 +102,7 @@ class Recorder:
         self.watches.append(watch)
         return watch
 
-    def hook(self, layer: Layer) -> RemovableHandle:
+    def hook(self, layer: Layer) -> ModuleHandle:
         """Announce a layer whose calls are its module's: a forward hook finds the tensors by ``Layer.pick``."""
         return hook_module(self.watch(layer))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from fp8dbg.numerics.gemm import Shadow, gemm_figures, sample_rows, shadow
+from fp8dbg.numerics.gemm import Shadow, gemm_figures, harm, sample_rows, shadow
 from fp8dbg.recording.tensors import local
 from fp8dbg.runs.schema import GEMMS
 
@@ -62,8 +62,8 @@ class Shadows:
         recipe = probe.compared("fprop")
         if recipe is not None:
             chosen = self._sample("fprop", x.shape[0], rows)
-            made = shadow("fprop", x, w, recipe, chosen, *self._scales("fprop", recipe))
             shown = probe.layer.recipe is not None and probe.layer.shows_product
+            made = shadow("fprop", x, w, recipe, chosen, *self._scales("fprop", recipe), precise=shown)
             made, real = self._beside_real(made, y, chosen) if shown else (made, None)
             row = _row("fprop", recipe.label, x.shape[0], w.shape[0], w.shape[1], made, real)
             error = (made.both if real is None else real) - made.exact
@@ -82,7 +82,9 @@ class Shadows:
         recipe = probe.compared("dgrad")
         if recipe is not None and self._wanted["dgrad"]:
             chosen = self._sample("dgrad", grad.shape[0], probe.probing.rows)
-            made = shadow("dgrad", grad, w, recipe, chosen, *self._scales("dgrad", recipe))
+            made = shadow(
+                "dgrad", grad, w, recipe, chosen, *self._scales("dgrad", recipe), precise=self._real_to_come()
+            )
             self._keep_or_emit("dgrad", recipe.label, (grad.shape[0], w.shape[1], w.shape[0]), chosen, made)
         recipe = probe.compared("wgrad")
         if recipe is not None and self._columns is not None:
@@ -102,9 +104,13 @@ class Shadows:
         taken = (_matrix(real) if gemm == "dgrad" else real.t())[waiting.rows.to(real.device)]
         self._probe.emit("gemms", waiting.row | _figures(waiting.shadow, taken.float()))
 
+    def _real_to_come(self) -> bool:
+        """Whether the host's own results of the backward GEMMs will be shown."""
+        return self._probe.layer.recipe is not None and self.real_to_come
+
     def _keep_or_emit(self, gemm: str, recipe: str, mnk: tuple[int, int, int], rows: Tensor, made: Shadow) -> None:
         row = _row(gemm, recipe, *mnk, made, None)
-        if self._probe.layer.recipe is not None and self.real_to_come:
+        if self._real_to_come():
             self._waiting[gemm] = _Waiting(rows, made, row)
         else:
             self._probe.emit("gemms", row)
@@ -151,14 +157,9 @@ def _figures(made: Shadow, real: Tensor | None) -> Row:
 
 
 def _complete(kept: tuple[Tensor, Tensor, int, Row], grad: Tensor) -> None:
-    """What fprop's error does to the loss, now that the gradient at its rows is known.
-
-    The error alone is kept, so it is compared with zeros; only the two figures that take the gradient are read.
-    """
+    """What fprop's error does to the loss, now that the gradient at its rows is known."""
     rows, error, total, row = kept
-    zeros = torch.zeros_like(error)
-    found = gemm_figures(zeros, error, zeros, zeros, grad=grad[rows.to(grad.device)].float(), rows_total=total)
-    row["impact"], row["sensitivity"] = found.impact, found.sensitivity
+    row["impact"], row["sensitivity"] = harm(error, grad[rows.to(grad.device)].float(), total)
 
 
 def _matrix(x: Tensor) -> Tensor:

@@ -95,11 +95,12 @@ class Call:
         recorder.spent += perf_counter() - start
 
     def _take(self, grad: Tensor) -> None:
-        self.grad_output = amax_of(grad)
         if self.scales is not None:
             self.scales["grad_output"] = self.watch.layer.scale("grad_output")
         if self.probe is not None:
             self.probe.gradient(grad)
+        if self.grad_output is None:
+            self.grad_output = amax_of(grad)
 
     @guarded("its grad_input and grad_weight")
     def results(self, gradients: tuple[Tensor | None, ...], _: Any) -> None:
@@ -152,6 +153,22 @@ class Watch:
     def lost(self, what: str, error: Exception) -> None:
         """Record that something of this layer is no longer seen."""
         self.recorder.lost_at(self.layer.name, what, error)
+
+    @guarded("a look ahead at its operands")
+    def coming(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """The module is about to be called: take the amaxes that ``called`` will ask for, if it will."""
+        recorder = self.recorder
+        if recorder.paused or recorder.sampled or modes_active():
+            return
+        if not (_grad_enabled() if _graph_task() == -1 else self._owed):
+            return
+        start = perf_counter()
+        x, weight = self.layer.ahead(args, kwargs)
+        if isinstance(x, Tensor) and x.is_floating_point():
+            recorder.inputs.amax(local(x))
+        if weight is not None:
+            self._weigh(None)
+        recorder.spent += perf_counter() - start
 
     @guarded("its calls")
     def called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
@@ -243,13 +260,7 @@ class Watch:
             if not layer.as_given:
                 call.dtype = made.dtype
             recorder.on_host &= made.is_cpu
-        if isinstance(x, Tensor) and x.is_floating_point():
-            call.input = recorder.inputs.amax(local(x))
-        stamp = self._stamp(weight)
-        if self._weight_stamp != stamp:
-            weight = layer.weight() if weight is None else weight
-            self._weight = None if weight is None else amax_of(local(weight))
-            self._weight_stamp = stamp
+        self._weigh(weight)
         call.weight = self._weight
         if layer.recipe is not None:
             call.scales = {"input": layer.scale("input"), "weight": layer.scale("weight")}
@@ -257,6 +268,16 @@ class Watch:
             call.probe = recorder.probe(call, weight)
             if call.probe is not None:
                 call.probe.forward(x, y)
+        if call.input is None and isinstance(x, Tensor) and x.is_floating_point():
+            call.input = recorder.inputs.amax(local(x))
+
+    def _weigh(self, given: Tensor | None) -> None:
+        """The weight's amax, once a step."""
+        stamp = self._stamp(given)
+        if self._weight_stamp != stamp:
+            weight = self.layer.weight() if given is None else given
+            self._weight = None if weight is None else amax_of(local(weight))
+            self._weight_stamp = stamp
 
     def _stamp(self, given: Tensor | None) -> tuple[int, int]:
         """Changes with the step, and within it where somebody writes into the weight: an LBFGS step is many passes."""
@@ -314,6 +335,33 @@ class ModuleHook:
         return getattr, (contextlib.nullcontext(), "__exit__")  # takes anything, returns None, is there without fp8dbg
 
 
-def hook_module(watch: Watch) -> RemovableHandle:
+class AheadHook(ModuleHook):
+    """The forward pre-hook of a module."""
+
+    __slots__ = ()
+
+    def __call__(self, _: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any = None) -> None:
+        """A call that is about to come; what torch.compile is tracing it leaves alone."""
+        if not torch.compiler.is_compiling():
+            self._watch.coming(args, kwargs)
+
+
+class ModuleHandle:
+    """The hooks of one module."""
+
+    def __init__(self, *handles: RemovableHandle) -> None:
+        self._handles = handles
+
+    def remove(self) -> None:
+        """Take them off; twice does nothing."""
+        for handle in self._handles:
+            handle.remove()
+
+
+def hook_module(watch: Watch) -> ModuleHandle:
     """Hook the layer's module. First in line: FSDP's own hook, if it comes first, puts the weight away."""
-    return watch.layer.module.register_forward_hook(ModuleHook(watch), with_kwargs=True, prepend=True)
+    module = watch.layer.module
+    handles = [module.register_forward_hook(ModuleHook(watch), with_kwargs=True, prepend=True)]
+    if type(watch.layer).ahead is not Layer.ahead:
+        handles.append(module.register_forward_pre_hook(AheadHook(watch), with_kwargs=True))
+    return ModuleHandle(*handles)
