@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -21,7 +20,6 @@ OPERANDS = {"fprop": ("input", "weight"), "dgrad": ("grad_output", "weight"), "w
 """Each GEMM's first and second operand."""
 
 _ALONG_LAST = {("input", "fprop"), ("weight", "fprop"), ("grad_output", "dgrad")}
-_LOUD = ("tensorwise", "rowwise", "rowwise_with_gw_hp")  # torchao lets a NaN into the amax, TE does not
 _FLAT, _STRIP = 1024, 1 << 16
 
 
@@ -73,8 +71,7 @@ def contraction_axis(role: str, gemm: str) -> int:
 def tensor_scale(tensor: Tensor, recipe: Recipe, role: str) -> float:
     """The scale the recipe would choose for the whole tensor: what delayed scaling chases; NVFP4's tensor scale."""
     found = amax_of(tensor)
-    loud = recipe.name in _LOUD and found.nan > 0
-    return recipe.current_scale(math.nan if loud else float(found), role)
+    return recipe.current_scale(recipe.amax_seen(found.amax, found.nan, found.inf), role)
 
 
 def cast(
@@ -132,7 +129,7 @@ def prepare(
     if granularity == "tensor":
         return _under_one_scale(matrix, recipe, role, tensor_scale(matrix, recipe, role) if scale is None else scale)
     tile, fmt = tiles.tile_of(granularity, matrix.shape, axis), recipe.format(role)
-    amax = tiles.amax_per_tile(matrix, tile, recipe.name in _LOUD)
+    amax = tiles.amax_per_tile(matrix, tile, recipe.lets_nan_in)
     if recipe.name == "nvfp4":
         whole = tensor_scale(matrix, recipe, role) if scale is None else float(scale)
         scales, inverses = nvfp4_block_scales(amax, whole)

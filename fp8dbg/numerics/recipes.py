@@ -154,13 +154,18 @@ class Recipe:
         margin = float(self.parameters.get("margin", 0))
         return np.float32((fmt or self.format(role)).max) * np.float32(2.0**-margin)
 
+    @property
+    def lets_nan_in(self) -> bool:
+        """Whether a NaN makes the amax NaN, as torchao's ``torch.max`` does; an fmax leaves it out."""
+        return self.name in _TORCHAO
+
     def amax_seen(self, amax: float | None, nan: int, inf: int) -> float:
         """The amax that the library's own reduction would hand on, from the finite amax and the counts.
 
         Inf wherever there is one; NaN only in torchao (``torch.max`` lets it through, ``fmaxf`` does not); 0 where
         nothing else is there.
         """
-        if nan and self.name in _TORCHAO:
+        if nan and self.lets_nan_in:
             return math.nan
         return math.inf if inf else amax or 0.0
 
