@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fp8dbg.errors import RunFolderError
+from fp8dbg.errors import QueryError, RunFolderError
 from fp8dbg.runs import queries
 from fp8dbg.runs.dumps import Dump, find_dumps
 from fp8dbg.runs.files import folder_path
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 T = TypeVar("T")
+
+_TRIES = 4
+"""How often a query is tried while parts are compacted or turn out to be damaged."""
 
 __all__ = ["Folder", "RunWriter", "contents_of", "open_folder"]
 
@@ -63,7 +66,7 @@ class Folder:
         Raises:
             QueryError: DuckDB refuses the query; the message is one line and names what is valid.
         """
-        return queries.run(self.connection, query, params)
+        return self.reading(lambda connection: queries.run(connection, query, params))
 
     def rows(self, query: str, params: queries.Parameters = None) -> list[dict[str, Any]]:
         """The result of a query as row objects; raises as `sql` does, also for what fails while it runs."""
@@ -72,16 +75,18 @@ class Folder:
     def reading(self, read: Callable[[duckdb.DuckDBPyConnection], T]) -> T:
         """What ``read`` returns for the connection.
 
-        If it fails because a part is damaged inside, that part is left out, a problem names it, and it is called again.
+        If it fails because parts were compacted meanwhile, the folder is looked at again; if because a part is damaged
+        inside, that part is left out and a problem names it; then it is called again.
         """
-        try:
-            return read(self.connection)
-        except queries.ReadError:
-            if not self._leave_out_damaged():
-                raise
-            self.connection.close()
-            self.connection = self._connect()
-            return read(self.connection)
+        for _ in range(_TRIES):
+            try:
+                return read(self.connection)
+            except QueryError as error:
+                if not self._is_mended(error):
+                    raise
+                self.connection.close()
+                self.connection = self._connect()
+        return read(self.connection)
 
     def dumps(self, layer: str | None = None, tensor: str | None = None) -> list[Dump]:
         """Saved tensors by step, rank, layer and tensor; only those of the given names."""
@@ -98,12 +103,24 @@ class Folder:
         self.close()
 
     def _connect(self) -> duckdb.DuckDBPyConnection:
-        try:
-            return queries.connect(sources_of(self._contents))
-        except queries.ReadError:
-            if not self._leave_out_damaged():
-                raise
-            return queries.connect(sources_of(self._contents))
+        for _ in range(_TRIES):
+            try:
+                return queries.connect(sources_of(self._contents))
+            except QueryError as error:
+                if not self._is_mended(error):
+                    raise
+        return queries.connect(sources_of(self._contents))
+
+    def _is_mended(self, error: QueryError) -> bool:
+        """Whether another try may succeed. A file that has gone is not even a ReadError to DuckDB, but a permission."""
+        return self._look_again() or (isinstance(error, queries.ReadError) and self._leave_out_damaged())
+
+    def _look_again(self) -> bool:
+        """Where a part has gone, look at the folders again; whether one had."""
+        if all(p.path.exists() for c in self._contents for p in c.pieces if p.rows is None):
+            return False
+        self._contents = [read_folder(path) for path in self.paths]
+        return True
 
     def _leave_out_damaged(self) -> bool:
         """Read every part to its end; whether some could not be, and are now left out."""

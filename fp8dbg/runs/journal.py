@@ -31,6 +31,7 @@ class Stamp:
         part: number of the part it is, or will become.
         session: how many times this rank had been attached to this folder before, counting from 1.
         schema_version: version of the schema it follows.
+        replaces: smaller part numbers whose rows are all in this part: those files are old copies, to be ignored.
     """
 
     table: str
@@ -38,10 +39,11 @@ class Stamp:
     part: int
     session: int = 1
     schema_version: int = SCHEMA_VERSION
+    replaces: tuple[int, ...] = ()
 
     def metadata(self) -> dict[bytes, bytes]:
         """As Arrow schema metadata."""
-        fields = {name: getattr(self, name) for name in self.__slots__}
+        fields = {name: getattr(self, name) for name in self.__slots__ if name != "replaces" or self.replaces}
         return {_KEY: json.dumps(fields).encode()}
 
     @classmethod
@@ -50,7 +52,8 @@ class Stamp:
         try:
             fields: dict[str, Any] = json.loads((metadata or {})[_KEY])
             numbers = {name: int(fields[name]) for name in ("rank", "part", "session", "schema_version")}
-            return cls(table=str(fields["table"]), **numbers)
+            replaces = tuple(number for n in fields.get("replaces", ()) if (number := int(n)) < numbers["part"])
+            return cls(table=str(fields["table"]), **numbers, replaces=replaces)
         except (KeyError, ValueError, TypeError, RecursionError):
             return None
 

@@ -12,17 +12,10 @@ import pyarrow.parquet as pq
 
 from fp8dbg.runs.files import is_regular, write_whole
 from fp8dbg.runs.journal import Stamp
-from fp8dbg.runs.schema import TABLES, arrow_schema
+from fp8dbg.runs.schema import SORTED_BY, TABLES, arrow_schema
 
 _GROUP_BYTES = 4 << 20
 """A row group is sorted and encoded in memory: finishing a part takes about eight times this (measured)."""
-
-_SORTED_BY = {
-    "amax": ("layer", "tensor", "step", "microbatch"),
-    "tensors": ("layer", "tensor", "what_if", "step", "microbatch", "call"),
-    "gemms": ("layer", "gemm", "step", "microbatch", "call"),
-}
-"""Neighbours that resemble each other compress. The other tables keep their order, which says what came last."""
 
 
 def write_part(path: Path, stamp: Stamp, batches: Iterable[pa.RecordBatch]) -> None:
@@ -36,23 +29,24 @@ def write_part(path: Path, stamp: Stamp, batches: Iterable[pa.RecordBatch]) -> N
     Raises:
         OSError: nothing is left behind.
     """
+    schema = arrow_schema(stamp.table)
+    groups = (sorted_rows(group, stamp.table) for group in _groups(batches, schema))
+    write_whole(path, lambda file: write_groups(file, stamp, groups))
+
+
+def write_groups(file: IO[bytes], stamp: Stamp, groups: Iterable[pa.Table]) -> None:
+    """Write Parquet of a part's form into an open file, each table of the part's schema as one row group."""
     schema = arrow_schema(stamp.table).with_metadata(stamp.metadata())
-    floats = [f.name for f in schema if f.type == pa.float64()]
-    texts = [f.name for f in schema if f.type == pa.string()]
-
-    def write(file: IO[bytes]) -> None:
-        with pq.ParquetWriter(
-            file,
-            schema,
-            compression="zstd",
-            write_page_checksum=True,
-            use_dictionary=texts,
-            use_byte_stream_split=floats,
-        ) as writer:
-            for group in _groups(batches, schema):
-                writer.write_table(_sorted(group, stamp.table), row_group_size=group.num_rows)
-
-    write_whole(path, write)
+    with pq.ParquetWriter(
+        file,
+        schema,
+        compression="zstd",
+        write_page_checksum=True,
+        use_dictionary=[f.name for f in schema if f.type == pa.string()],
+        use_byte_stream_split=[f.name for f in schema if f.type == pa.float64()],
+    ) as writer:
+        for group in groups:
+            writer.write_table(group.cast(schema), row_group_size=max(1, group.num_rows))
 
 
 def _groups(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
@@ -77,8 +71,9 @@ def conform(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _sorted(group: pa.Table, table: str) -> pa.Table:
-    keys = _SORTED_BY.get(table)
+def sorted_rows(group: pa.Table, table: str) -> pa.Table:
+    """Rows in the order that a part of this table has."""
+    keys = SORTED_BY.get(table)
     return group if keys is None else group.sort_by([(key, "ascending") for key in keys])
 
 

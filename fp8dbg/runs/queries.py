@@ -17,7 +17,7 @@ from fp8dbg.runs.merged import MERGED
 from fp8dbg.runs.questions import Question, load_questions
 from fp8dbg.runs.readonly import why_refused
 from fp8dbg.runs.schema import TABLES
-from fp8dbg.runs.views import Source, parquet_sql, quoted, ratios_sql, view_sql
+from fp8dbg.runs.views import Source, parquet_sql, quoted, ratios_sql, sum_sql, view_sql
 
 if TYPE_CHECKING:
     from fp8dbg.runs.folder import Folder
@@ -85,6 +85,26 @@ def why_unreadable(file: str) -> str:
         except duckdb.Error as error:
             return f"is damaged inside ({_one_line(str(error)):.200})"
     return ""
+
+
+def contents_sum(table: str, files: Sequence[tuple[str, tuple[str, ...]]]) -> tuple[int, int]:
+    """How many rows Parquet files hold, and a sum of hashes over them that another order or file layout leaves alone.
+
+    Where the order of a table's rows means something (``steps``, ``events``) each row is hashed with its place.
+
+    Args:
+        table: the schema's table whose columns are read.
+        files: each file with the columns it has, in order.
+
+    Raises:
+        ReadError: a file cannot be read to its end.
+    """
+    with duckdb.connect(":memory:", config=_SETTINGS) as connection:
+        try:
+            found = connection.execute(sum_sql(table, files)).fetchall()[0]
+        except duckdb.Error as error:
+            raise _error(error) from error
+    return int(found[0]), int(found[1] or 0)
 
 
 def _make_views(connection: duckdb.DuckDBPyConnection, sources: Sequence[Source]) -> None:

@@ -19,6 +19,9 @@ from fp8dbg.runs.lock import is_recording
 from fp8dbg.runs.parts import misfit, read_part_facts, unplaced
 from fp8dbg.runs.schema import SCHEMA_VERSION, TABLES
 
+_LOOKS = 9
+"""How often a rank's parts are looked at while a writer or `compact` changes them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -71,7 +74,7 @@ def read_folder(path: Path) -> Contents:
     _read_meta(contents)
     journals = list(_journals(contents))  # before the parts: a journal that becomes a part meanwhile is then there
     parts = list(_parts(contents))
-    finished = {(p.stamp.table, p.stamp.rank, p.stamp.part) for p in parts}
+    finished = {(p.stamp.table, p.stamp.rank, n) for p in parts for n in (p.stamp.part, *p.stamp.replaces)}
     contents.pieces = parts + [j for j in journals if (j.stamp.table, j.stamp.rank, j.stamp.part) not in finished]
     if not contents.pieces and not contents.meta:
         raise RunFolderError(
@@ -170,16 +173,30 @@ def _parts(contents: Contents) -> Iterator[Piece]:
     for table in TABLES:
         for folder in entries(contents.path / table):
             rank = parse_rank_folder(folder.name)
-            files = entries(folder) if rank is not None else []
-            for path in files:
-                piece = _part(contents, table, rank or 0, path)
-                if piece is not None:
-                    yield piece
+            if rank is not None:
+                yield from _settled_parts(contents, table, rank, folder)
+
+
+def _settled_parts(contents: Contents, table: str, rank: int, folder: Path) -> list[Piece]:
+    """The parts of a rank without those that a compacted one replaces; looked at again if files came or went."""
+    found: list[Piece] = []
+    said = len(contents.problems)
+    for _ in range(_LOOKS):
+        del contents.problems[said:]
+        files = _part_files(folder)
+        found = [piece for path in files if (piece := _part(contents, table, rank, path)) is not None]
+        if _part_files(folder) == files:
+            break
+    replaced = {number for piece in found for number in piece.stamp.replaces}
+    return [piece for piece in found if piece.stamp.part not in replaced]
+
+
+def _part_files(folder: Path) -> list[Path]:
+    """Without what is being written, or was when the run was killed: the journal has its rows."""
+    return [path for path in entries(folder) if path.suffix != ".tmp"]
 
 
 def _part(contents: Contents, table: str, rank: int, path: Path) -> Piece | None:
-    if path.suffix == ".tmp":
-        return None  # it was being written when the run was killed; the journal has its rows
     number = parse_part_name(path.name)
     facts = "is no part of a run" if number is None else read_part_facts(path)
     if not isinstance(facts, str):
@@ -198,7 +215,10 @@ def _newer(stamp: Stamp | None) -> str:
 
 def _own(stamp: Stamp, table: str, rank: int, number: int | None = None) -> Stamp:
     """The stamp with what the file's place says, which cannot be wrong."""
-    return Stamp(table, rank, stamp.part if number is None else number, stamp.session, stamp.schema_version)
+    part = stamp.part if number is None else number
+    at_home = (stamp.table, stamp.rank, stamp.part) == (table, rank, part)
+    replaces = stamp.replaces if at_home else ()  # a part copied from elsewhere must not hide this rank's
+    return Stamp(table, rank, part, stamp.session, stamp.schema_version, replaces)
 
 
 def _columns(table: str, schema: pa.Schema) -> tuple[str, ...]:

@@ -204,6 +204,14 @@ _EVENTS = Table(
 
 TABLES = {t.name: t for t in (_STEPS, _AMAX, _TENSORS, _GEMMS, _EVENTS)}
 
+SORTED_BY = {
+    "amax": ("layer", "tensor", "step", "microbatch"),
+    "tensors": ("layer", "tensor", "what_if", "step", "microbatch", "call"),
+    "gemms": ("layer", "gemm", "step", "microbatch", "call"),
+}
+"""Order of rows in a part: neighbours that resemble each other compress. The other tables keep theirs, which says what
+came last."""
+
 
 @cache
 def arrow_schema(table: str) -> pa.Schema:

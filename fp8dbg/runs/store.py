@@ -59,7 +59,7 @@ class TableStore:
             return self._set_aside(past, contents.damage or "its columns are not the table's")
         stamp = contents.stamp or Stamp(self.table, self.rank, 0, max(past.session, 1))
         if contents.batches and not self._is_finished(stamp.part):
-            number = max(stamp.part, self._next_number())
+            number = max(stamp.part, self.next_number())
             self._write_part(Stamp(self.table, self.rank, number, stamp.session), iter(contents.batches))
         self.journal_path.unlink()
         lost = f"{self.journal_path.name} {contents.damage}; what came after was lost." if contents.damage else ""
@@ -69,7 +69,7 @@ class TableStore:
     def append(self, batch: pa.RecordBatch, session: int) -> None:
         """Hand a batch to the operating system; start a new part when the journal has become large."""
         if self._journal is None:
-            stamp = Stamp(self.table, self.rank, self._next_number(), session)
+            stamp = Stamp(self.table, self.rank, self.next_number(), session)
             self._journal = Journal(self.journal_path, stamp)
         self._journal.append(batch)
         if self._journal.bytes >= self.part_bytes:
@@ -114,7 +114,8 @@ class TableStore:
         found = (parse_part_name(path.name) for path in entries(self.parts))
         return sorted(number for number in found if number is not None)
 
-    def _next_number(self) -> int:
+    def next_number(self) -> int:
+        """The number that the next part gets; larger than any that is there."""
         return max(self._numbers(), default=0) + 1
 
     def _past_parts(self) -> Past:

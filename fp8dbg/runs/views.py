@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-from fp8dbg.runs.schema import HISTOGRAM, TABLES, arrow_schema
+from fp8dbg.runs.schema import HISTOGRAM, SORTED_BY, TABLES, arrow_schema
 
 _SQL_TYPES = {
     pa.int64(): "BIGINT",
@@ -87,6 +88,24 @@ def parquet_sql(files: tuple[str, ...], ordered: bool) -> str:
     listed = ", ".join(quoted(f) for f in files)
     rows = f"read_parquet([{listed}], file_row_number = {str(ordered).lower()}, hive_partitioning = false)"
     return f"(SELECT *, (file_index::BIGINT << 32) + file_row_number AS _order FROM {rows})" if ordered else rows
+
+
+def sum_sql(table: str, files: Sequence[tuple[str, tuple[str, ...]]]) -> str:
+    """SELECT of how many rows files hold, and the sum of their hashes.
+
+    Args:
+        table: one of the schema's.
+        files: each file with the columns it has, in order.
+    """
+    placed = table not in SORTED_BY
+    place = "row_number() OVER (ORDER BY _file, _order)" if placed else "0"
+    union = " UNION ALL ".join(
+        f"SELECT {_columns(table, columns)}, {index} AS _file, {'_order' if placed else 0} AS _order "
+        f"FROM {parquet_sql((file,), ordered=placed)}"
+        for index, (file, columns) in enumerate(files)
+    )
+    names = ", ".join(TABLES[table].names)
+    return f"SELECT count(*), sum(hash({names}, _place)::HUGEINT) FROM (SELECT *, {place} AS _place FROM ({union}))"
 
 
 def quoted(text: str) -> str:
