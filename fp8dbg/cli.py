@@ -191,6 +191,29 @@ def tensors(
         output.print_table(list(saved[0]), saved)
 
 
+@app.command()
+def whatif(
+    run_folder: RunFolder,
+    recipe: Annotated[str, typer.Option(help="The recipe asked about, as 'delayed:history=16,margin=1'.")],
+    layer: Annotated[str, typer.Option(metavar="GLOB", help="Only layers whose name matches.")] = "*",
+    number_format: Annotated[str | None, typer.Option("--format", help="This format for every operand.")] = None,
+    as_json: Json = False,
+) -> None:
+    """What another recipe would have done, from recorded data alone.
+
+    Exact where every code was counted (attach(histogram='codes')), between bounds where binades were.
+    """
+    from fp8dbg.analysis.whatif import whatif as answer
+    from fp8dbg.render.whatif import COLUMNS, table
+
+    with _open(run_folder) as run:
+        found = answer(run, recipe, layer, number_format)
+        _say_problems(run)
+    typer.echo(output.json_text(found.to_dict())) if as_json else output.print_table(COLUMNS, table(found))
+    for note in () if as_json else found.notes:
+        output.say(note)
+
+
 @app.command(context_settings={"allow_interspersed_args": False})
 def run(
     command: Annotated[

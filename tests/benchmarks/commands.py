@@ -42,6 +42,7 @@ def rows() -> list[tuple[str, float]]:
             ("fp8dbg --help", seconds("-m", "fp8dbg", "--help", tries=9)),
             (f"fp8dbg report, {ROWS:,} rows, without the page", seconds(*report, "--no-html", tries=3)),
             (f"fp8dbg report, {ROWS:,} rows", seconds(*report, tries=3)),
+            (f"fp8dbg whatif, {ROWS:,} rows", seconds("-m", "fp8dbg", "whatif", run, "--recipe", "delayed", tries=3)),
         ]
 
 
