@@ -39,11 +39,16 @@ class TeLayer(Layer):
     gradients: tuple[int | None, int | None] = (1, 0)
     """Where among the input gradients of that node grad_input and grad_weight are."""
     weight_names: tuple[str, ...] = ()
+    kept_as = "weight"
+    """Name of the weight's FP8 copy among those that the module keeps from microbatch to microbatch."""
+    place_of_first = 1
+    """Where among the forward's arguments ``is_first_microbatch`` is."""
 
     def __init__(self, name: str, module: nn.Module, path: str, slots: state.Slots) -> None:
         super().__init__(name, module, path)
         self.slots = slots
         self.remembered: dict[str, ScaleInForce] | None = None
+        self.keeps = False
         self._theirs: Any = None
         self._recipe: Recipe | None = None
         if int(getattr(module, "tp_size", 1)) > 1:  # type: ignore[arg-type, unused-ignore] # an int of theirs
@@ -63,7 +68,28 @@ class TeLayer(Layer):
 
     def call(self, watch: Watch, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         """Hand a call of the module to this layer's watch."""
+        self.notice_first(args, kwargs)
         watch.called(args, kwargs, output)
+
+    def notice_first(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Notice whether this call was told which microbatch it is of: then it reads, or makes, the kept copy.
+
+        Megatron's modules tell themselves, from an attribute.
+        """
+        place, module = self.place_of_first, self.module
+        told = kwargs.get("is_first_microbatch", args[place] if len(args) > place else None)
+        if told is None and not getattr(module, "disable_parameter_transpose_cache", False):
+            told = getattr(module, "is_first_microbatch", None)
+        self.keeps = told is not None
+
+    def kept_weight(self) -> Tensor | None:
+        """The FP8 copy's values; None for a call that casts the weight anew."""
+        copy = self._copy()
+        return None if copy is None else _dense(copy)
+
+    def _copy(self) -> Any:
+        copies = getattr(self.module, "_fp8_workspaces", None) or {}
+        return copies.get(self.kept_as) if self.keeps else None
 
     def pick(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> tuple[Any, Any]:
         """Input and output of the GEMM."""
@@ -108,8 +134,10 @@ class TeLayer(Layer):
             if isinstance(held, Tensor) and held.numel() == 1:
                 return held.detach().float().reciprocal().reshape(()), "live"
         if self.remembered is not None and role in self.remembered:
-            return self.remembered[role]
-        return state.live_scale(self.module, role, getattr(self.slots, role))
+            found = self.remembered[role]
+        else:
+            found = state.live_scale(self.module, role, getattr(self.slots, role))
+        return state.scale_of_copy(found, self._copy()) if role == "weight" else found
 
 
 def _dense(weight: Tensor) -> Tensor:
@@ -157,6 +185,7 @@ class Fc1(NormedLinear):
 
     nodes: tuple[str, ...] = ()
     weight_names = ("fc1_weight",)
+    kept_as = "fc1_weight"
 
     def pick(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> tuple[Any, Any]:
         """The normalised input, and no output."""
@@ -169,6 +198,7 @@ class Fc2(TeLayer):
     nodes = ("_LayerNormMLPBackward",)
     gradients = (None, 5)
     weight_names = ("fc2_weight",)
+    kept_as = "fc2_weight"
 
     def pick(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> tuple[Any, Any]:
         """No input; the module's output."""
@@ -179,13 +209,15 @@ class Expert(TeLayer):
     """One GEMM of ``te.GroupedLinear``: a slice of the rows; one without rows in a call is not a call."""
 
     nodes = ()
+    place_of_first = 2
 
     def __init__(self, name: str, module: nn.Module, path: str, slots: state.Slots, index: int) -> None:
         super().__init__(name, module, path, slots)
-        self.index, self.weight_names = index, (f"weight{index}",)
+        self.index, self.weight_names, self.kept_as = index, (f"weight{index}",), f"weight{index}"
 
     def call(self, watch: Watch, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         """Hand this expert's rows over, and follow their part of the gradient."""
+        self.notice_first(args, kwargs)
         given, out = Layer.pick(self, args, kwargs, output)
         splits = kwargs.get("m_splits", args[1] if len(args) > 1 else None)
         if splits is None or not isinstance(given, Tensor) or not isinstance(out, Tensor):

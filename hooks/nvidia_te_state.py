@@ -10,6 +10,7 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from fp8dbg.errors import UsageError
@@ -158,3 +159,19 @@ def live_scale(module: nn.Module, role: str, slot: int) -> ScaleInForce:
     value = scale.item()
     born = value == 1.0 and not state.amax_history[1:, slot].any()
     return value, "initial" if born else "live"
+
+
+def scale_of_copy(found: ScaleInForce, copy: Any) -> ScaleInForce:
+    """The scale of a weight's FP8 copy: the one found, unless the copy was made under another before.
+
+    Delayed scaling moves on after each microbatch, while the copy stays as its first one has cast it.
+    """
+    (scale, _), inverse = found, getattr(copy, "_scale_inv", None)
+    if scale is None or not isinstance(inverse, Tensor) or inverse.numel() != 1:
+        return found
+    inverse = inverse.detach().float().reshape(())
+    if isinstance(scale, Tensor):
+        return torch.where(scale.float().reciprocal() == inverse, scale, inverse.reciprocal()), "live"
+    if torch.tensor(scale, dtype=torch.float32).reciprocal().item() == inverse.item():
+        return found
+    return inverse.reciprocal().item(), "live"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import fp8dbg
 from fp8dbg.errors import UnknownNameError, UsageError
-from fp8dbg.numerics.measurement import Measurement, measure, measure_recipes, measure_results
+from fp8dbg.numerics.measurement import Measurement, measure, measure_recipes, measure_results, read_back
 from fp8dbg.numerics.recipes import recipe_named, recipe_names
 from fp8dbg.runs.schema import TABLES
 from tests import slow
@@ -179,3 +179,24 @@ def test_unknown_names_list_the_valid_ones() -> None:
 def test_measurement_of_nothing_is_all_none() -> None:
     """The defaults claim nothing."""
     assert [v for v in Measurement().row().values() if v not in (None, 0)] == []
+
+
+def test_values_read_back_from_the_same_cast_have_its_errors() -> None:
+    """What an exact copy says, float64 sums in another order aside; counts and scale stay the measurement's."""
+    m = measure(X)
+    assert m.scale is not None
+    copy = (X.float() * m.scale).to(torch.float8_e4m3fn).float() / m.scale
+    again = read_back(m, X, copy)
+    for name in ("mse", "rel_l2", "sqnr_db", "cosine", "norm_ratio"):
+        assert getattr(again, name) == pytest.approx(getattr(m, name), rel=1e-5), name
+    assert (again.underflow, again.scale, again.amax) == (m.underflow, m.scale, m.amax)
+
+
+def test_values_read_back_from_another_tensor_show_how_far_it_is() -> None:
+    """Twice the values: a gain of 2 at cosine 1; non-finite pairs are left out, over more than one chunk."""
+    x = torch.ones(1100, 1000)
+    y = 2 * x
+    y[0, 0] = float("nan")
+    again = read_back(measure(x), x, y)
+    assert (again.rel_l2, again.norm_ratio, again.bias) == (1.0, 2.0, 1.0)
+    assert again.cosine == pytest.approx(1.0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ import torch
 from fp8dbg.errors import UsageError
 from fp8dbg.numerics.blocks import block_figures
 from fp8dbg.numerics.census import Census, passing_census
-from fp8dbg.numerics.figures import QuantFigures
+from fp8dbg.numerics.figures import CastSums, QuantFigures
 from fp8dbg.numerics.formats import Format, format_named
 from fp8dbg.numerics.recipes import Recipe, recipe_named
 
@@ -115,6 +115,32 @@ def measure_recipes(
     found = passing_census(tensor)
     common = _statistics(found, tensor.shape)
     return [_measured(tensor, found, common, recipe_named(r), f, s, role or "input", axis) for r, f, s in casts]
+
+
+_ERRORS = ("mse", "rel_l2", "sqnr_db", "cosine", "norm_ratio", "bias")
+_CHUNK = 1 << 20
+
+
+def read_back(made: Measurement, x: torch.Tensor, y: torch.Tensor) -> Measurement:
+    """A measurement with the errors of values that were really read, in place of those of an emulated cast.
+
+    Counts and scales stay: they say what casting x would do.
+
+    Args:
+        made: the measurement of x.
+        x: the tensor in high precision.
+        y: what was read instead, of the same shape. Non-finite pairs are left out.
+    """
+    sums = torch.zeros(6, dtype=torch.float64, device=x.device)
+    for a, b in zip(x.detach().reshape(-1).split(_CHUNK), y.detach().reshape(-1).split(_CHUNK), strict=True):
+        a, b = a.double(), b.to(a.device).double()
+        usable = a.isfinite() & b.isfinite()
+        a, b = a[usable], b[usable]
+        d = b - a
+        sums += torch.stack([d @ d, d.sum(), b @ b, a @ b, a @ a, usable.sum().double()])
+    *errors, x2, finite = sums.tolist()
+    figures = QuantFigures.from_sums(CastSums(0, 0, 0, 0, *errors), x2, int(finite))
+    return replace(made, **{name: getattr(figures, name) for name in _ERRORS})
 
 
 def measure_results(tensor: torch.Tensor) -> Measurement:

@@ -76,6 +76,14 @@ class Layer:
             found = self.module.__dict__.get("weight")
         return found if isinstance(found, Tensor) and found.is_floating_point() else None
 
+    def kept_weight(self) -> Tensor | None:
+        """The values, [out, in], of an FP8 copy of the weight that the host made in an earlier call and reads again.
+
+        Asked on measured steps, after the module's forward. None: each call casts the weight anew. A copy that is not
+        renewed after the optimizer's step shows in the figures of the weight.
+        """
+        return None
+
     def bias(self) -> Tensor | None:
         """What the layer adds to its product, or None: it is taken off before outputs are compared."""
         found = self.module._parameters.get("bias")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from fp8dbg.numerics.census import census
-from fp8dbg.numerics.measurement import Measurement, measure_recipes, measure_results
+from fp8dbg.numerics.measurement import Measurement, measure_recipes, measure_results, read_back
 from fp8dbg.numerics.memory import scratch
 from fp8dbg.numerics.recipes import Recipe
 from fp8dbg.recording.extents import Amax, extent_of
@@ -177,6 +177,8 @@ class Probe:
             return
         self._dump(role, cast)
         found = self.probing.measured(cast if original is None else original, cast, recipes, role)
+        if role == "weight" and recipes[0][3] is None:
+            found = [self.kept(found[0], cast) or found[0], *found[1:]]
         if getattr(self.call, role) is None:
             setattr(self.call, role, Amax((found[0].amax or 0.0, found[0].nan, found[0].inf), found[0].numel))
         for i, ((_, _, source, what_if), m) in enumerate(zip(recipes, found, strict=True)):
@@ -184,6 +186,12 @@ class Probe:
             row["scale_source"] = source or m.scale_source
             row["histogram"] = self._histogram(m, cast) if i == 0 else None
             self.emit("tensors", row)
+
+    @guarded("the copy of its weight that is kept in FP8")
+    def kept(self, m: Measurement, weight: Tensor) -> Measurement | None:
+        """The weight's figures with the errors of the copy that the GEMMs read; None where there is no copy."""
+        copy = self.layer.kept_weight()
+        return None if copy is None or copy.shape != weight.shape else read_back(m, weight, local(copy))
 
     @guarded("the figures of its results")
     def result(self, role: str, tensor: Tensor) -> None:

@@ -14,7 +14,15 @@ from collections.abc import Iterator
 
 from fp8dbg.analysis.evidence import Evidence, Suspect
 from fp8dbg.analysis.finding import Finding
-from fp8dbg.analysis.verdicts.shared import UNEXPLAINED, finding_about, lasting, misread_weights, unexplained, when
+from fp8dbg.analysis.verdicts.shared import (
+    UNEXPLAINED,
+    finding_about,
+    lasting,
+    misread_weights,
+    stale_copies,
+    unexplained,
+    when,
+)
 from fp8dbg.analysis.wording import percent
 
 CODE = "accumulation"
@@ -27,7 +35,7 @@ LARGE = 0.05
 def judge(evidence: Evidence) -> Iterator[Finding]:
     """Findings for GEMMs with unexplained error that no misread weight accounts for."""
     suspects = unexplained(evidence)
-    misread = misread_weights(suspects)
+    misread = {**misread_weights(suspects), **stale_copies(evidence)}
     for suspect in suspects:
         if suspect.facts["layer"] not in misread:
             yield _finding(evidence, suspect)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from fp8dbg.analysis.evidence import Evidence, Row
 from fp8dbg.analysis.finding import Finding
 from fp8dbg.analysis.scales import full_use, is_delayed
-from fp8dbg.analysis.verdicts.shared import FLUSHED, error_matters, severity, under
+from fp8dbg.analysis.verdicts.shared import FLUSHED, error_matters, severity, stale_copies, under
 from fp8dbg.analysis.wording import percent, period, times
 
 CODE = "frozen_scale"
@@ -39,7 +39,8 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
     """Findings for scales that stay while amax moves, and for scales that are 1 when they should not be."""
     rows = {(r["layer"], r["tensor"]): r for r in evidence.operands if is_delayed(r) and r["granularity"] == "tensor"}
     stuck = _outgrown(evidence, rows)
-    at_one = _at_one(evidence, {key: row for key, row in rows.items() if key not in {s.key for s in stuck}})
+    other = {s.key for s in stuck} | {(layer, "weight") for layer in stale_copies(evidence)}
+    at_one = _at_one(evidence, {key: row for key, row in rows.items() if key not in other})
     for sign in (*stuck, *at_one):
         yield _finding(evidence, rows[sign.key], sign)
     for row in evidence.operands:

@@ -1,7 +1,8 @@
 """Values that come back from FP8 too large or too small, or from another tensor than the one recorded.
 
-Sign: norm_ratio away from 1 while cosine stays near 1 and neither saturation nor underflow explains it; or fprop and
-dgrad of a layer, which both read its weight, with error that the current weight does not explain while wgrad has none.
+Sign: norm_ratio away from 1 while cosine stays near 1 and neither saturation nor underflow explains it; or a weight
+whose FP8 copy is further away from it than a cast of it could be; or fprop and dgrad of a layer, which both read its
+weight, with error that the current weight does not explain while wgrad has none.
 Cause: a scale and its inverse that disagree (one of them from another step), a cached FP8 copy of a weight that was not
 refreshed after the update, a scale applied twice.
 Remedy: refresh or turn off the weight cache, and look at how the inverse scale travels; BF16 hides it.
@@ -21,6 +22,7 @@ from fp8dbg.analysis.verdicts.shared import (
     lasting,
     misread_weights,
     severity,
+    stale_copies,
     unexplained,
     when,
 )
@@ -29,16 +31,22 @@ from fp8dbg.analysis.wording import factor, percent
 CODE = "gain_error"
 EXPLAINS: frozenset[str] = frozenset()
 TITLE = "Gain error"
+NOT_CURRENT = "Weight is not the current one"
+REFRESH = "Refresh the cached FP8 weight after every update, or turn the cache off; BF16 is not needed."
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
     """Findings for operands whose norm FP8 changes, and for weights that the GEMMs read otherwise than they are."""
     tensors = [(r, GAIN.limit(r)) for r in evidence.operands if (r["worst_gain"] or 0) > GAIN.floor]
-    for suspect in evidence.suspects("gain", tensors):
-        if not _explained(suspect):
+    copies, gains = stale_copies(evidence), evidence.suspects("gain", tensors)
+    for suspect in gains:
+        if not _explained(suspect) and not (suspect.facts["tensor"] == "weight" and suspect.facts["layer"] in copies):
             yield _finding(evidence, suspect)
-    for suspect in misread_weights(unexplained(evidence)).values():
-        yield _misread(evidence, suspect)
+    for suspect in copies.values():
+        yield _stale(evidence, suspect)
+    for layer, suspect in misread_weights(unexplained(evidence)).items():
+        if layer not in copies:
+            yield _misread(evidence, suspect)
 
 
 def _explained(suspect: Suspect) -> bool:
@@ -63,6 +71,21 @@ def _finding(evidence: Evidence, suspect: Suspect) -> Finding:
     )
 
 
+def _stale(evidence: Evidence, suspect: Suspect) -> Finding:
+    worst = suspect.stretch["worst"]
+    return finding_about(
+        suspect,
+        code=CODE,
+        title=NOT_CURRENT,
+        severity="act" if lasting(suspect) else "watch",
+        summary=f"The GEMMs read another weight than the layer's {when(evidence, suspect)}: its FP8 copy is "
+        f"{percent(worst)} away from it, more than a cast of it would be.",
+        remedy=REFRESH,
+        action="software",
+        harm=min(1.0, worst) + 0.25,
+    )
+
+
 def _misread(evidence: Evidence, suspect: Suspect) -> Finding:
     worst = suspect.stretch["worst"]
     return finding_about(
@@ -70,11 +93,11 @@ def _misread(evidence: Evidence, suspect: Suspect) -> Finding:
         tensor="weight",
         gemm=None,
         code=CODE,
-        title="Weight is not the current one",
+        title=NOT_CURRENT,
         severity="act" if lasting(suspect) else "watch",
         summary=f"fprop and dgrad read another weight than the layer's {when(evidence, suspect)}: {percent(worst)} of "
         "their output is error that the weight does not explain, while wgrad, which does not read it, has none.",
-        remedy="Refresh the cached FP8 weight after every update, or turn the cache off; BF16 is not needed.",
+        remedy=REFRESH,
         action="software",
         harm=min(1.0, worst) + 0.25,
     )

@@ -31,6 +31,8 @@ UNEXPLAINED = Rule(
     "error_unexplained", 0.01, 0.05, "rounding the output to BF16 leaves 0.0017 to 0.003 of it unexplained"
 )
 
+MISREAD = Rule("rel_l2", 2.0, 4.0, "a cast that clips nothing is as far away as the format's noise and what it flushes")
+
 BULK = 0.25
 """Share of a tensor's non-zero values whose loss is the loss of its bulk, not of a tail."""
 
@@ -114,6 +116,25 @@ def unexplained(evidence: Evidence) -> list[Suspect]:
     return evidence.gemm_suspects(
         "error_unexplained", [(r, limit) for r, limit in limits if (r["worst_error_unexplained"] or 0) > limit.value]
     )
+
+
+def stale_copies(evidence: Evidence) -> dict[str, Suspect]:
+    """Layers whose weight, as the GEMMs read it, is further away than a cast of it under that scale could bring it."""
+    limits = [(r, MISREAD.limit(r, noise_floor(r) or 1.0)) for r in evidence.operands if _misread(r)]
+    found = evidence.suspects("rel_l2", limits)
+    return {s.facts["layer"]: s for s in found if not _cast_explains(s)}
+
+
+def _misread(row: Row) -> bool:
+    wanted = row["tensor"] == "weight" and not row["what_if"]
+    return wanted and error_matters(row, row["worst_rel_l2"])
+
+
+def _cast_explains(suspect: Suspect) -> bool:
+    """What is flushed are the smallest values: their share of the energy is at most their share in number."""
+    clips = (suspect.stretch["worst_saturated_ratio"] or 0) > CLIPPED.floor
+    flushed_at_most = math.sqrt(suspect.stretch["worst_underflow_ratio"] or 0)
+    return bool(clips or suspect.stretch["worst"] <= flushed_at_most + suspect.limit.value)
 
 
 def misread_weights(suspects: list[Suspect]) -> dict[str, Suspect]:

@@ -1,0 +1,139 @@
+"""Faults that host libraries can really have, reproduced while they train, and what the findings say of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fp8dbg
+from fp8dbg.analysis.evidence import Evidence
+from fp8dbg.analysis.finding import Finding
+from fp8dbg.analysis.verdicts import gain_error
+from tests.hosts import te_nets
+from tests.hosts.runs import rows
+from tests.hosts.test_megatron import LAYERS, run
+
+
+def train(
+    te: Any,
+    net: nn.Module,
+    recipe: Any,
+    steps: range,
+    spoil: Callable[[int, Tensor], Tensor] = lambda step, x: x,
+    forward: Callable[[Tensor], Tensor] | None = None,
+    lr: float = 1e-6,
+) -> None:
+    """Steps on noise; ``spoil`` changes a step's input."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=lr)
+    for step in steps:
+        with te_nets.autocast(te, recipe):
+            y = (forward or net)(spoil(step, te_nets.batch(step)))
+        y.float().pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def findings(folder: Path) -> list[Finding]:
+    """Worst first, but for what the host's fusion hides."""
+    with fp8dbg.open_run(folder) as opened:
+        return [finding for finding in opened.findings() if finding.code != "coverage"]
+
+
+@pytest.mark.parametrize("history", [1, 1024])
+def test_a_spike_of_activations_under_delayed_scaling(te: Any, tmp_path: Path, history: int) -> None:
+    """50 times larger in one step: over 90 % of the values clip, 28 dB fall below 1; layer, tensor and step are named."""
+    recipe = te_nets.recipe("delayed", amax_history_len=history, amax_compute_algo="max")
+    net = te_nets.four_layers(te)
+    with fp8dbg.attach(net, tmp_path, every=1):
+        train(te, net, recipe, range(12), lambda step, x: x * 50 if step == 8 else x)
+    query = "select step, saturated / numel as clipped, sqnr_db from tensors where layer = '0' and tensor = 'input'"
+    found = {row["step"]: row for row in rows(tmp_path, query)}
+    assert found[8]["clipped"] > 0.9
+    assert found[7]["sqnr_db"] > 28
+    assert found[8]["sqnr_db"] < 1
+    worst = findings(tmp_path)[0]
+    assert (worst.code, worst.severity) == ("saturation", "act")
+    assert (worst.layer, worst.tensor, worst.first_step, worst.last_step) == ("0", "input", 8, 8)
+
+
+@pytest.mark.parametrize("recipe", ["delayed", "mxfp8"])
+def test_weights_in_fp8_that_are_never_renewed(tmp_path: Path, recipe: str) -> None:
+    """Megatron without set_is_first_microbatch: no error, a higher loss, and every layer's weight is named."""
+    right = run(tmp_path / "right", "--recipe", recipe, "--steps", "6")[0]
+    stale = run(tmp_path / "stale", "--recipe", recipe, "--steps", "6", "--stale")[0]
+    assert stale["losses"][-1] > right["losses"][-1] + 0.1
+    assert findings(tmp_path / "right") == []
+    worst = findings(tmp_path / "stale")[0]
+    assert (worst.code, worst.severity, worst.tensor, worst.first_step) == ("gain_error", "act", "weight", 1)
+    assert "FP8 copy" in worst.summary
+    with fp8dbg.open_run(tmp_path / "stale") as opened:
+        assert {finding.layer for finding in gain_error.judge(Evidence(opened))} == LAYERS
+
+
+def test_a_resume_without_the_amax_state(te: Any, tmp_path: Path) -> None:
+    """Weights reloaded without _extra_state: gradient scales are 1 again on the first step after it, and are named."""
+    net = te_nets.four_layers(te)
+    with fp8dbg.attach(net, tmp_path, every=1):
+        train(te, net, te_nets.recipe("delayed"), range(8))
+    weights = {name: value for name, value in net.state_dict().items() if not name.endswith("_extra_state")}
+    resumed = te_nets.four_layers(te, seed=1)
+    resumed.load_state_dict(weights, strict=False)
+    with fp8dbg.attach(resumed, tmp_path, every=1, first_step=8):
+        train(te, resumed, te_nets.recipe("delayed"), range(8, 14))
+    worst = findings(tmp_path)[0]
+    assert (worst.code, worst.severity, worst.tensor, worst.first_step) == ("frozen_scale", "act", "grad_output", 8)
+    assert "the state had been lost" in worst.summary
+
+
+def test_a_resume_with_the_amax_state_is_healthy(te: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same with _extra_state: nothing is found."""
+    monkeypatch.setenv("NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE", "1")
+    net = te_nets.four_layers(te)
+    with fp8dbg.attach(net, tmp_path, every=1):
+        train(te, net, te_nets.recipe("delayed"), range(8))
+    resumed = te_nets.four_layers(te, seed=1)
+    resumed.load_state_dict(net.state_dict())
+    with fp8dbg.attach(resumed, tmp_path, every=1, first_step=8):
+        train(te, resumed, te_nets.recipe("delayed"), range(8, 14))
+    assert findings(tmp_path) == []
+
+
+@pytest.mark.parametrize(("recipe", "lost"), [("current", True), ("mxfp8", False)])
+def test_a_tensor_too_wide_for_one_scale(te: Any, tmp_path: Path, recipe: str, lost: bool) -> None:
+    """Rows over many binades: over 39 % of the input is flushed under one scale, none under blocks' scales."""
+
+    def widen(step: int, x: Tensor) -> Tensor:
+        spread = torch.randn(64, 1, generator=torch.Generator().manual_seed(50 + step)) * 6.0
+        return (x.float() * spread.exp2()).bfloat16()
+
+    net = te_nets.four_layers(te)
+    with fp8dbg.attach(net, tmp_path, every=1):
+        train(te, net, te_nets.recipe(recipe), range(6), widen)
+    flushed = {(f.layer, f.tensor): f for f in findings(tmp_path) if f.code in ("underflow", "outlier")}
+    query = "select max(underflow_ratio) as ratio from tensor_ratios where layer = '0' and tensor = 'input'"
+    assert (rows(tmp_path, query)[0]["ratio"] > 0.39) == lost
+    assert (("0", "input") in flushed) == lost
+    if lost:
+        first = flushed["0", "input"]
+        assert (first.severity, first.first_step) == ("act", 0)
+        assert "block" in first.remedy
+
+
+def test_a_gradient_scale_that_is_never_updated(te: Any, tmp_path: Path) -> None:
+    """The first FP8 module, whose backward updates the gradients' scales, has no backward here: they stay 1."""
+    net = te_nets.four_layers(te)
+
+    def forward(x: Tensor) -> Tensor:
+        return net[3](net[2](net[1](net[0](x).detach())))  # type: ignore[no-any-return]
+
+    with fp8dbg.attach(net, tmp_path, every=1):
+        train(te, net, te_nets.recipe("delayed"), range(6), forward=forward)
+    worst = findings(tmp_path)[0]
+    assert (worst.code, worst.severity) == ("frozen_scale", "act")
+    assert (worst.layer, worst.tensor, worst.first_step, worst.last_step) == ("3", "grad_output", 0, 5)
+    assert "as before any update" in worst.summary
