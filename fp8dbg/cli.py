@@ -114,7 +114,8 @@ def report(
     with _open(run_folder) as run:
         summary = _print_report(run, as_json=as_json)
         if not no_html:
-            _write_page(run, summary, html or run_folder / "report.html")
+            # the page of a run that is read from afar goes to the current folder
+            _write_page(run, summary, html or (run_folder if run_folder.is_dir() else Path()) / "report.html")
     if any(finding.code == "nothing_recorded" for finding in summary.findings):
         raise typer.Exit(NothingRecordedError.exit_code)
 
@@ -142,6 +143,33 @@ def _write_page(run: Run, summary: Summary, path: Path) -> None:
         if path != run.path / "report.html":
             raise
         output.say(f"fp8dbg: {error}")
+
+
+@app.command()
+def recommend(
+    run_folder: RunFolder,
+    host: Annotated[str | None, typer.Option("--for", metavar="HOST", help="Write this host's configuration.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the files go; RUN by default.")] = None,
+    as_json: Json = False,
+) -> None:
+    """What to keep in BF16, as the host's own configuration.
+
+    The smallest plan that takes away the harm, the whole curve beside it, and what to do where BF16 is not the answer.
+    """
+    from fp8dbg.recommending import require_host, write_plan
+    from fp8dbg.render.advice import advise
+
+    if host is not None:
+        require_host(host)
+    with _open(run_folder) as run:
+        found = run.recommendation()
+        _say_problems(run)
+    if as_json:
+        typer.echo(output.json_text(found.to_dict()))
+    else:
+        advise(found, output.console())
+    for path in write_plan(found.plan, host, out or run_folder):
+        output.say(f"Written: {path}")
 
 
 @app.command()
@@ -281,6 +309,44 @@ def control(
 
 
 @app.command()
+def compact(run_folder: RunFolder, as_json: Json = False) -> None:
+    """Make few large files of a run's many small ones.
+
+    Nothing is lost if it is killed; who reads meanwhile sees every row once. A rank that is being recorded is left.
+    """
+    from fp8dbg.runs.compact import compact
+
+    done = compact(run_folder)
+    for sentence in done.left:
+        output.say(f"fp8dbg: {sentence}")
+    if as_json:
+        typer.echo(output.json_text(asdict(done)))
+    else:
+        parts, size = (done.parts_before, done.parts_after), (done.bytes_before / 1e6, done.bytes_after / 1e6)
+        typer.echo(f"{parts[0]:,} parts are {parts[1]:,} now; {size[0]:.1f} MB are {size[1]:.1f} MB.")
+
+
+@app.command()
+def export(
+    run_folder: RunFolder,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write; new or empty.")],
+    to: Annotated[str, typer.Option(help="csv, parquet, tensorboard, wandb or mlflow.")],
+    as_json: Json = False,
+) -> None:
+    """Write a run for other programs: tables as CSV or Parquet, curves for a tracker, offline.
+
+    tensorboard, wandb and mlflow each need their library: pip install 'fp8dbg[tensorboard]'.
+    """
+    from fp8dbg.render.exports import export
+
+    with _open(run_folder) as run:
+        done = export(run, to, out)
+        _say_problems(run)
+    rows = f"{done.rows:,} {'rows' if to in ('csv', 'parquet') else 'values'} written to {done.path}. {done.next}"
+    typer.echo(output.json_text(asdict(done)) if as_json else rows)
+
+
+@app.command()
 def doctor(
     layers: Annotated[int, typer.Option(min=1, help="Linear layers of the model.")] = 224,
     every: Annotated[int, typer.Option(min=0, help="Every how many steps everything is measured; 0: never.")] = 100,
@@ -297,6 +363,63 @@ def doctor(
 
     found = doctor.examine(doctor.PlannedRun(layers, every, steps, microbatches, ranks))
     typer.echo(output.json_text(found.to_dict()) if as_json else found.text())
+
+
+@app.command()
+def compare(
+    a: Annotated[str, typer.Argument(metavar="A", help="A run folder; RUN:3 is rank 3 of it.")],
+    b: Annotated[str | None, typer.Argument(metavar="[B]", help="What to compare it with.")] = None,
+    ranks: Annotated[str | None, typer.Option(metavar="N,M", help="Compare two ranks of A instead.")] = None,
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the comparison as a page.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Two runs: the same within noise, different from the start, or drifting since which step and layer.
+
+    FP8 against BF16, two recipes, before and after a fallback, two ranks, trainer against rollout. Runs that never
+    learned are refused: that they agree is no evidence.
+    """
+    from fp8dbg.comparing import compared
+
+    comparison = compared(a, b, ranks, html)
+    if as_json:
+        typer.echo(output.json_text(comparison.to_dict()))
+        return
+    from fp8dbg.render import compare_terminal
+
+    compare_terminal.report(comparison, output.console())
+
+
+@app.command()
+def check(
+    run_folder: RunFolder,
+    baseline: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="A good run, or the file that --update-baseline wrote.")
+    ] = None,
+    rules: Annotated[Path | None, typer.Option(metavar="FILE", help="Rules of your own, as fp8dbg.toml.")] = None,
+    update_baseline: Annotated[
+        bool, typer.Option("--update-baseline", help="Write RUN's figures to --baseline (fp8dbg-baseline.json).")
+    ] = False,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML.")] = None,
+    markdown: Annotated[Path | None, typer.Option(metavar="FILE", help="Append Markdown, for a pull request.")] = None,
+    annotations: Annotated[bool, typer.Option("--annotations", help="Print GitHub annotations as well.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Gates for continuous integration; exit code 1 when one fails.
+
+    Without options: tables are complete and finite, no finding, figures near what their formats can do. A rules file
+    holds [[gate]] tables with rule = "underflow.grad_output < 1 %" and, at will, layer, from_step, to_step, over, because.
+    """
+    from fp8dbg.checking import Outputs, checked
+
+    found = checked(run_folder, baseline, rules, update=update_baseline, outputs=Outputs(junit, markdown, annotations))
+    if as_json:
+        typer.echo(output.json_text(found.to_dict()))
+    else:
+        from fp8dbg.render import gates
+
+        gates.report(found, output.console())
+    if not found.passed:
+        raise typer.Exit(1 if found.recorded else NothingRecordedError.exit_code)
 
 
 def _say_problems(run: Run) -> None:

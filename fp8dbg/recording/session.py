@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import sys
 from collections.abc import Iterable, Sequence
+from html import escape
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -239,6 +240,13 @@ class Session:
         facts = {"coverage": self.recorder.coverage(), "optimizers": self._parts.optimizers.names()}
         self._parts.writer.update_fingerprint(**facts)
         self._parts.writer.close()
+
+    def _repr_html_(self) -> str:
+        """The session in a notebook: where it records, how far it is, and what it sees."""
+        recorder, stopped = self.recorder, self._parts.writer.stopped
+        state = "closed" if self._closed else f"stopped ({stopped})" if stopped else "recording"
+        facts = f"{state} · step {recorder.step} · {len(recorder.watches)} layers"
+        return f"<div><p><b>{escape(str(self.path))}</b></p><p>{escape(facts)}</p></div>"
 
     def __enter__(self) -> Session:
         return self

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fp8dbg.errors import QueryError, RunFolderError
+from fp8dbg.errors import QueryError, RunFolderError, UnknownNameError, UsageError
 from fp8dbg.runs import queries
 from fp8dbg.runs.dumps import Dump, find_dumps
 from fp8dbg.runs.files import folder_path
 from fp8dbg.runs.reader import Contents, read_folder
+from fp8dbg.runs.remote import as_url, fetched
 from fp8dbg.runs.sources import resumed, sources_of
 from fp8dbg.runs.writer import RunWriter
 
 if TYPE_CHECKING:
     import duckdb
+    import pandas as pd
+    import pyarrow as pa
     from typing_extensions import Self
 
 T = TypeVar("T")
@@ -72,6 +76,34 @@ class Folder:
         """The result of a query as row objects; raises as `sql` does, also for what fails while it runs."""
         return self.reading(lambda connection: queries.rows(connection, query, params))
 
+    def arrow(self, table: str) -> pa.Table:
+        """A whole table, or one of the views of `tables`, as a pyarrow Table.
+
+        Raises:
+            UnknownNameError: there is no such table.
+        """
+        if table not in self.tables:
+            raise UnknownNameError("table", table, list(self.tables))
+        whole: pa.Table = self.reading(lambda c: queries.stream(c, f"SELECT * FROM {table}", lambda b: b.read_all()))
+        return whole
+
+    def df(self, table: str) -> pd.DataFrame:
+        """A whole table as a pandas DataFrame; raises as `arrow` does. Integers with NULLs come as floats."""
+        frame: pd.DataFrame = self.arrow(table).to_pandas()
+        return frame
+
+    def polars(self, table: str) -> Any:
+        """A whole table as a Polars DataFrame; raises as `arrow` does.
+
+        Raises:
+            UsageError: Polars is not installed.
+        """
+        try:
+            from polars import from_arrow
+        except ImportError:
+            raise UsageError("polars is not installed.", "pip install polars, or use .df() or .arrow().") from None
+        return from_arrow(self.arrow(table))
+
     def reading(self, read: Callable[[duckdb.DuckDBPyConnection], T]) -> T:
         """What ``read`` returns for the connection.
 
@@ -119,7 +151,7 @@ class Folder:
         """Where a part has gone, look at the folders again; whether one had."""
         if all(p.path.exists() for c in self._contents for p in c.pieces if p.rows is None):
             return False
-        self._contents = [read_folder(path) for path in self.paths]
+        self._contents = [replace(read_folder(c.path), copy=c.copy) for c in self._contents]
         return True
 
     def _leave_out_damaged(self) -> bool:
@@ -138,7 +170,7 @@ def open_folder(path: str | Path | Iterable[str | Path]) -> Folder:
     """Open a run folder, or the folders of several ranks of one run, for reading.
 
     Args:
-        path: one folder or several.
+        path: one folder or several; a URL as ``s3://bucket/run`` is copied to a temporary folder first (see `remote`).
 
     Raises:
         RunFolderError: a folder is missing, empty, of something else, or of a newer schema.
@@ -153,4 +185,14 @@ def contents_of(path: str | Path | Iterable[str | Path]) -> list[Contents]:
     if not paths:
         raise RunFolderError("No run folder was given.", "Give at least one.")
     distinct = list({p.resolve(): p for p in paths}.values())
-    return [read_folder(p) for p in distinct]
+    return [_contents(p) for p in distinct]
+
+
+def _contents(path: Path) -> Contents:
+    url = as_url(path)
+    if url is None:
+        return read_folder(path)
+    copy = fetched(url)
+    contents = read_folder(Path(copy.name))
+    contents.copy = copy
+    return contents

@@ -7,10 +7,11 @@ with fp8dbg are the files reports/*.sql; their parameters are checked by name an
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import duckdb
+import pyarrow as pa
 
 from fp8dbg.errors import QueryError, UnknownNameError
 from fp8dbg.runs.merged import MERGED
@@ -21,6 +22,11 @@ from fp8dbg.runs.views import Source, parquet_sql, quoted, ratios_sql, sum_sql, 
 
 if TYPE_CHECKING:
     from fp8dbg.runs.folder import Folder
+
+T = TypeVar("T")
+
+_AT_ONCE = 20_000
+"""Rows of a streamed result in memory."""
 
 Parameters = Mapping[str, Any] | Sequence[Any] | None
 
@@ -85,6 +91,23 @@ def why_unreadable(file: str) -> str:
         except duckdb.Error as error:
             return f"is damaged inside ({_one_line(str(error)):.200})"
     return ""
+
+
+def remote_files(pattern: str) -> Iterator[tuple[str, bytes]]:
+    """Every file that a URL with wildcards matches, and its bytes, by DuckDB's httpfs extension.
+
+    Raises:
+        ReadError: the extension is not installed, or nothing can be read there.
+    """
+    with duckdb.connect(":memory:", config=_SETTINGS) as connection:
+        try:
+            connection.execute("LOAD httpfs")
+            files = connection.execute(f"SELECT file FROM glob({quoted(pattern)}) ORDER BY file").fetchall()
+            for (file,) in files:
+                for data in connection.execute(f"SELECT content FROM read_blob({quoted(file)})").fetchall():
+                    yield file, data[0]
+        except duckdb.Error as error:
+            raise ReadError(_one_line(str(error))) from error
 
 
 def contents_sum(table: str, files: Sequence[tuple[str, tuple[str, ...]]]) -> tuple[int, int]:
@@ -162,6 +185,26 @@ def rows(connection: duckdb.DuckDBPyConnection, query: str, params: Parameters =
         raise _error(error) from error
 
 
+def stream(connection: duckdb.DuckDBPyConnection, query: str, use: Callable[[Any], T]) -> T:
+    """What ``use`` makes of a query's result, which it gets as an Arrow reader: no more than a batch is in memory.
+
+    Args:
+        connection: an open folder's.
+        query: one SELECT, or the name of a question that has no parameters.
+        use: reads the batches to their end.
+
+    Raises:
+        QueryError: as for `run`, and for what fails while it is read.
+    """
+    question = QUESTIONS.get(query)
+    if question is not None:
+        _keep_merged(connection, question.reads)
+    try:
+        return use(run(connection, question.sql if question else query).to_arrow_reader(_AT_ONCE))
+    except (duckdb.Error, pa.ArrowException) as error:
+        raise _error(error) from error
+
+
 def ask(folder: Folder, question: str, **parameters: Any) -> list[dict[str, Any]]:
     """The answer to a question as rows.
 
@@ -201,7 +244,7 @@ def _keep_merged(connection: duckdb.DuckDBPyConnection, reads: Sequence[str]) ->
             raise _error(error) from error
 
 
-def _error(error: duckdb.Error, query: str = "") -> QueryError:
+def _error(error: Exception, query: str = "") -> QueryError:
     kind = QueryError if isinstance(error, _OWN_FAULTS) else ReadError
     return kind(_one_line(str(error)), _hint(query, str(error)))
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
@@ -49,13 +50,17 @@ class Piece:
 
 @dataclass(slots=True)
 class Contents:
-    """Everything readable in a run folder, and a sentence for each thing that is not."""
+    """Everything readable in a run folder, and a sentence for each thing that is not.
+
+    ``copy`` keeps the files of a remote folder, which lie in ``path``, for as long as this object lives.
+    """
 
     path: Path
     meta: dict[str, Any] = field(default_factory=dict)
     pieces: list[Piece] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     state: str = "killed"
+    copy: TemporaryDirectory[str] | None = None
 
     def report(self, path: Path, what: str) -> None:
         """Add a sentence about a file."""
