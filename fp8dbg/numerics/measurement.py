@@ -132,7 +132,7 @@ def read_back(made: Measurement, x: torch.Tensor, y: torch.Tensor) -> Measuremen
         y: what was read instead, of the same shape. Non-finite pairs are left out.
     """
     sums = torch.zeros(6, dtype=torch.float64, device=x.device)
-    for a, b in zip(x.detach().reshape(-1).split(_CHUNK), y.detach().reshape(-1).split(_CHUNK), strict=True):
+    for a, b in zip(*(torch.split(t.detach().reshape(-1), _CHUNK) for t in (x, y)), strict=True):
         a, b = a.double(), b.to(a.device).double()
         usable = a.isfinite() & b.isfinite()
         a, b = a[usable], b[usable]

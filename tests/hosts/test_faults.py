@@ -46,7 +46,7 @@ def findings(folder: Path) -> list[Finding]:
 
 @pytest.mark.parametrize("history", [1, 1024])
 def test_a_spike_of_activations_under_delayed_scaling(te: Any, tmp_path: Path, history: int) -> None:
-    """50 times larger in one step: over 90 % of the values clip, 28 dB fall below 1; layer, tensor and step are named."""
+    """50 times larger in one step: over 90 % of the values clip, 28 dB fall below 1; where and when is named."""
     recipe = te_nets.recipe("delayed", amax_history_len=history, amax_compute_algo="max")
     net = te_nets.four_layers(te)
     with fp8dbg.attach(net, tmp_path, every=1):
