@@ -346,8 +346,11 @@ def export(
     typer.echo(output.json_text(asdict(done)) if as_json else rows)
 
 
-@app.command()
+@app.command(context_settings={"allow_interspersed_args": False})
 def doctor(
+    command: Annotated[
+        list[str] | None, typer.Argument(metavar="-- CMD ...", help="What will be run: its options are looked at.")
+    ] = None,
     layers: Annotated[int, typer.Option(min=1, help="Linear layers of the model.")] = 224,
     every: Annotated[int, typer.Option(min=0, help="Every how many steps everything is measured; 0: never.")] = 100,
     steps: Annotated[int, typer.Option(min=1, help="Steps of the training run.")] = 10_000,
@@ -355,13 +358,13 @@ def doctor(
     ranks: Annotated[int, typer.Option(min=1, help="Processes that record.")] = 1,
     as_json: Json = False,
 ) -> None:
-    """What is installed, which devices have FP8 units, folder growth.
+    """What is installed, which recipe will run, what goes wrong in silence, folder growth.
 
-    Also the environment variables that are set here and change FP8 numerics.
+    CMD is not run: of Megatron's options, those that do nothing or are refused are named.
     """
     from fp8dbg import doctor
 
-    found = doctor.examine(doctor.PlannedRun(layers, every, steps, microbatches, ranks))
+    found = doctor.examine(doctor.PlannedRun(layers, every, steps, microbatches, ranks), command or ())
     typer.echo(output.json_text(found.to_dict()) if as_json else found.text())
 
 

@@ -1,12 +1,16 @@
-"""What fp8dbg finds on this machine: versions, devices and their FP8 units, variables, and how large a run grows."""
+"""What fp8dbg finds here: versions, devices, which recipe will run, silent traps, and how large a run grows."""
 
 from __future__ import annotations
 
+import os
 import platform
+import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any
 
+from fp8dbg import traps
 from fp8dbg.runs.fingerprint import environment
 from fp8dbg.runs.writer import PART_BYTES
 
@@ -20,19 +24,20 @@ PACKAGES = {
     "plotly": "the page",
     "transformer-engine": "host: its FP8 layers",
     "torchao": "host: float8 training",
+    "nvdlfw-inspect": "host: Transformer Engine's debug mode",
     "megatron-core": "host",
+    "megatron-bridge": "host",
+    "nemo-toolkit": "host",
     "lightning": "host",
     "transformers": "host",
+    "accelerate": "host",
     "kaleido": "figures as PNG",
 }
 
 _MEANINGS = {
-    "NVTE_FP8_CURRENT_SCALING_POWER_2_SCALES": "1: current scaling uses powers of two",
-    "NVTE_FP8_BLOCK_SCALING_FP32_SCALES": "1: block scales are no powers of two",
-    "NVTE_BACKWARD_OVERRIDE": "the backward GEMMs use another precision",
-    "NVTE_UNFUSED_FP8_UPDATE": "1: delayed scales are updated by other code, in which NaN reaches amax",
     "NVIDIA_TF32_OVERRIDE": "0: no TF32 in FP32 GEMMs",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1: TF32 in FP32 GEMMs",
+    **{name: f"where set: {what}" for name, (_, what) in traps.VARIABLES.items()},
 }
 """What a variable changes, where its name does not say it."""
 
@@ -72,6 +77,8 @@ class Examination:
         packages: name, version (None: not installed) and what it is for.
         devices: name of each device, whether it has FP8 units, and a word on them.
         variables: those set here that change FP8 numerics or its kernels, and what they do where that is known.
+        recipes: each recipe of Transformer Engine, whether it runs on the first device, and what variables make of it.
+        traps: what goes wrong in silence: name, whether it is sprung here (else: to be known), and what to do.
         plan: the run that growth is predicted for.
         growth: bytes by table.
     """
@@ -79,6 +86,8 @@ class Examination:
     packages: list[dict[str, Any]]
     devices: list[dict[str, Any]]
     variables: list[dict[str, str]]
+    recipes: list[dict[str, Any]]
+    traps: list[dict[str, Any]]
     plan: PlannedRun
     growth: dict[str, int]
 
@@ -94,7 +103,17 @@ class Examination:
         lines += [f"  {d['name']}: {'FP8 units' if d['fp8'] else 'no FP8 units'} ({d['remark']})" for d in self.devices]
         lines += ["", "Variables that change FP8 numerics or kernels"]
         lines += [f"  {v['name']}={v['value']}  {v['meaning']}".rstrip() for v in self.variables] or ["  none is set"]
-        return "\n".join([*lines, "", *self._growth_lines()])
+        return "\n".join([*lines, *self._recipe_lines(), *self._trap_lines(), "", *self._growth_lines()])
+
+    def _recipe_lines(self) -> list[str]:
+        heading = ["", "Recipes of Transformer Engine on the first device"] if self.recipes else []
+        return [*heading, *(_recipe_line(row) for row in self.recipes)]
+
+    def _trap_lines(self) -> list[str]:
+        sprung = [f"  ! {trap['detail']}" for trap in self.traps if trap["sprung"]]
+        known = [f"  {trap['detail']}" for trap in self.traps if not trap["sprung"]]
+        heading = ["", "To know of what is installed"] if known else []
+        return ["", "Goes wrong in silence here", *(sprung or ["  nothing that is known"]), *heading, *known]
 
     def _growth_lines(self) -> list[str]:
         plan, total = self.plan, sum(self.growth.values())
@@ -108,11 +127,43 @@ class Examination:
         ]
 
 
-def examine(plan: PlannedRun) -> Examination:
-    """Look at this machine, and predict what a run will take on disk."""
+def examine(plan: PlannedRun, command: Sequence[str] = ()) -> Examination:
+    """Look at this machine, and predict what a run will take on disk.
+
+    Args:
+        plan: the run.
+        command: the command that will start it, whose options are looked at (Megatron's); empty: not known.
+    """
     packages = [{"name": name, "version": _version(name), "use": use} for name, use in PACKAGES.items()]
     variables = [{"name": k, "value": v, "meaning": _MEANINGS.get(k, "")} for k, v in environment().items()]
-    return Examination(packages, devices(), variables, plan, plan.bytes())
+    found = devices()
+    machine = _machine(packages, found, command)
+    trapped = [trap.to_dict() for trap in traps.found(machine)]
+    return Examination(packages, found, variables, traps.recipes(machine), trapped, plan, plan.bytes())
+
+
+def _machine(packages: list[dict[str, Any]], found: list[dict[str, Any]], command: Sequence[str]) -> traps.Machine:
+    import torch
+
+    return traps.Machine(
+        versions={p["name"]: _numbers(p["version"]) for p in packages if p["version"]},
+        variables=os.environ,
+        capabilities=[tuple(device["capability"]) for device in found if device["capability"]],
+        cuda=_numbers(torch.version.cuda) if torch.version.cuda else None,
+        command=command,
+        fp8_units=any(device["fp8"] for device in found),
+    )
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """ "2.20.2+cu13" -> (2, 20, 2)."""
+    return tuple(int(n) for n in re.findall(r"\d+", re.split(r"[+a-zA-Z]", version)[0]))
+
+
+def _recipe_line(row: dict[str, Any]) -> str:
+    remark = f": {row['remark']}" if row["remark"] else ""
+    default = "; an autocast without a recipe uses it" if row["default"] else ""
+    return f"  {row['recipe']:<10} {'runs' if row['runs'] else 'does not run'}{remark}{default}"
 
 
 def devices() -> list[dict[str, Any]]:
@@ -120,7 +171,8 @@ def devices() -> list[dict[str, Any]]:
     import torch
 
     found = [_accelerator(index) for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
-    processor = {"name": f"CPU, {torch.get_num_threads()} threads", "fp8": False, "remark": "simulated FP8 runs here"}
+    processor = {"name": f"CPU, {torch.get_num_threads()} threads", "fp8": False}
+    processor |= {"remark": "simulated FP8 runs here", "capability": None}
     return [*found, processor]
 
 
@@ -128,13 +180,14 @@ def _accelerator(index: int) -> dict[str, Any]:
     import torch
 
     properties = torch.cuda.get_device_properties(index)
+    units: list[int] | None = None
     if torch.version.hip:
         kind = properties.gcnArchName.split(":")[0]
         fp8, remark = kind.startswith(("gfx94", "gfx95", "gfx12")), kind + (", FNUZ formats" if "gfx94" in kind else "")
     else:
         capability = (properties.major, properties.minor)
-        fp8, remark = capability >= (8, 9), _nvidia(capability)
-    return {"name": properties.name, "fp8": fp8, "remark": remark}
+        fp8, remark, units = capability >= (8, 9), _nvidia(capability), list(capability)
+    return {"name": properties.name, "fp8": fp8, "remark": remark, "capability": units}
 
 
 def _nvidia(capability: tuple[int, int]) -> str:
