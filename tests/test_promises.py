@@ -53,7 +53,7 @@ def test_a_fault_of_ours_never_reaches_training(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Promise 2: whatever raises, training goes on bit for bit, the log has it once a layer, and the run says so."""
-    case = Case(recipe="delayed:history=4")
+    case = CASES["simulated, non-reentrant"] if name == "Watch.compare" else Case(recipe="delayed:history=4")
     bare = train(case, steps=3)
     _break(monkeypatch, name)
     bare.assert_same(train(case, steps=3, run_dir=tmp_path, every=1))

@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from fp8dbg.numerics.census import amax_of
 from fp8dbg.recording.guard import guarded
 from fp8dbg.recording.layer import Layer, ScaleInForce
+from fp8dbg.recording.repeats import DIFFERS, Repeats
 from fp8dbg.recording.tensors import gemm_node, local, modes_active, undisturbed
 
 if TYPE_CHECKING:
@@ -111,6 +112,10 @@ class Call:
             self.watch.recorder.spent += perf_counter() - start
 
 
+_OTHERWISE = (
+    "Activation checkpointing ran its forward again and it read another input: elements differ by up to {:.2g} of amax."
+)
+
 _NOT_FOUND = "Grad_input and grad_weight are not seen: no GEMM was found behind the output's autograd node {}."
 
 
@@ -123,7 +128,9 @@ class Watch:
     __slots__ = (
         "_calls",
         "_owed",
+        "_repeats",
         "_tick",
+        "_told_step",
         "_weight",
         "_weight_stamp",
         "emulated",
@@ -149,6 +156,7 @@ class Watch:
         self._weight_stamp, self.weight_row_step = (-1, 0), -1
         self.weight_probe: weakref.ref[Probe] | None = None
         self._owed: deque[tuple[int, int, int]] = deque(maxlen=1024)
+        self._repeats, self._told_step = Repeats(), -1
 
     def lost(self, what: str, error: Exception) -> None:
         """Record that something of this layer is no longer seen."""
@@ -158,6 +166,8 @@ class Watch:
     def coming(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """The module is about to be called: take the amaxes that ``called`` will ask for, if it will."""
         recorder = self.recorder
+        if recorder.sampled:
+            self.compare(self.layer.ahead(args, kwargs)[0])
         if recorder.paused or recorder.sampled or modes_active():
             return
         if not (_grad_enabled() if _graph_task() == -1 else self._owed):
@@ -174,6 +184,8 @@ class Watch:
     def called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         """A call of the module, the tensors still to be picked."""
         place = self._place()
+        if self.recorder.sampled and not looks_ahead(self.layer):
+            self.compare(self.layer.pick(args, kwargs, output)[0])
         if place is not None:
             self._take(place, *self.layer.pick(args, kwargs, output), None)
 
@@ -191,7 +203,32 @@ class Watch:
             holds it; None when this pass is not recorded: evaluation, recomputation, a paused recorder.
         """
         place = self._place()
+        if self.recorder.sampled:
+            self.compare(input)
         return None if place is None else self._take(place, input, output, weight)
+
+    @guarded("whether activation checkpointing repeats its forward")
+    def compare(self, x: Any) -> None:
+        """On a sampled step: remember what a checkpointed first pass reads, or compare what its repetition reads.
+
+        Before the module's call where that is possible: a recompute ends inside the last layer it needs.
+        """
+        again, start = _graph_task() != -1, perf_counter()
+        if self.recorder.paused or not (again or _will_be_repeated()):
+            return
+        if isinstance(x, Tensor) and x.is_floating_point():
+            with undisturbed(x):
+                if again:
+                    self._tell_of(self._repeats.again(self.recorder.step, local(x)))
+                else:
+                    self._repeats.first(self.recorder.step, local(x))
+        self.recorder.spent += perf_counter() - start
+
+    def _tell_of(self, difference: float | None) -> None:
+        """Once a step: what one layer reads otherwise, the next ones do as well."""
+        if difference is not None and difference > DIFFERS and self._told_step != self.recorder.step:
+            self._told_step = self.recorder.step
+            self.recorder.event("recompute", self.layer.name, _OTHERWISE.format(difference))
 
     def _place(self) -> tuple[int, int] | None:
         """Microbatch and index of this call, or None if it is not to be recorded (now)."""
@@ -201,7 +238,7 @@ class Watch:
         if _graph_task() != -1:
             return self._recomputed()
         if not _grad_enabled():
-            if not _forward_ad_enabled() and not torch.is_inference_mode_enabled():
+            if _in_function():
                 self._owed.append((recorder.step, recorder.microbatch, self.next_index()))
             return None
         if recorder.stepped and self.layer.module.training:
@@ -226,8 +263,7 @@ class Watch:
         a microbatch the last call made is the first to be recomputed; microbatches come back in order.
         """
         recorder = self.recorder
-        hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-        if hooks is not None and hooks[0].__qualname__.startswith("_recomputation_hook"):
+        if _checkpointed("_recomputation_hook"):
             return None
         while self._owed and self._owed[0][0] != recorder.step:
             self._owed.popleft()
@@ -313,6 +349,22 @@ class Watch:
             self.recorder.event("gap", self.layer.name, _NOT_FOUND.format(name))
 
 
+def _in_function() -> bool:
+    """Whether this runs, without gradients, inside an autograd.Function's forward: reentrant checkpointing's first."""
+    return not _grad_enabled() and not _forward_ad_enabled() and not torch.is_inference_mode_enabled()
+
+
+def _will_be_repeated() -> bool:
+    """Whether this forward is the first pass of activation checkpointing of either kind."""
+    return _in_function() or (_grad_enabled() and _checkpointed("_checkpoint_hook"))
+
+
+def _checkpointed(hook: str) -> bool:
+    """Whether the innermost hooks on saved tensors are those of torch's non-reentrant checkpointing of that name."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks is not None and getattr(hooks[0], "__qualname__", "").startswith(hook)
+
+
 _called_eagerly = _disable_dynamo(Watch.called)
 
 
@@ -358,10 +410,15 @@ class ModuleHandle:
             handle.remove()
 
 
+def looks_ahead(layer: Layer) -> bool:
+    """Whether the layer knows its operands before its module is called."""
+    return type(layer).ahead is not Layer.ahead
+
+
 def hook_module(watch: Watch) -> ModuleHandle:
     """Hook the layer's module. First in line: FSDP's own hook, if it comes first, puts the weight away."""
     module = watch.layer.module
     handles = [module.register_forward_hook(ModuleHook(watch), with_kwargs=True, prepend=True)]
-    if type(watch.layer).ahead is not Layer.ahead:
+    if looks_ahead(watch.layer):
         handles.append(module.register_forward_pre_hook(AheadHook(watch), with_kwargs=True))
     return ModuleHandle(*handles)
