@@ -144,9 +144,9 @@ def differences(a: Folder, b: Folder, order: Mapping[str, int]) -> Differences:
         a, b: open run folders.
         order: place of each layer in the model.
     """
-    sides = [_read(folder, "compare_tensors") for folder in (a, b)]
+    sides = [figures_of(folder, "compare_tensors") for folder in (a, b)]
     tensors = _paired(*sides)
-    gemms = _paired(*(_read(folder, "compare_gemms") for folder in (a, b)))
+    gemms = _paired(*(figures_of(folder, "compare_gemms") for folder in (a, b)))
     steps = sorted(tensors["step"].unique().tolist())
     found, rows = [], []
     for table, figures in ((tensors, TENSOR_FIGURES), (gemms, GEMM_FIGURES)):
@@ -166,7 +166,8 @@ def differences(a: Folder, b: Folder, order: Mapping[str, int]) -> Differences:
     )
 
 
-def _read(folder: Folder, question: str) -> pd.DataFrame:
+def figures_of(folder: Folder, question: str) -> pd.DataFrame:
+    """The answer to compare_tensors or compare_gemms: a row per layer, name and step."""
     frame: pd.DataFrame = folder.reading(lambda _: folder.sql(QUESTIONS[question].sql).df())
     return frame
 

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import html
-import json
 from pathlib import Path
-from string import Template
 from typing import TYPE_CHECKING, Any
 
-from plotly.offline import get_plotlyjs
-
-from fp8dbg import __version__, reports
-from fp8dbg.errors import UsageError
 from fp8dbg.render import cards, figures, sections
 from fp8dbg.render.heatmap import MEANINGS, catalogue, heat_map
-from fp8dbg.render.names import common_prefix, shorten, visible
+from fp8dbg.render.names import common_prefix, shorten
 from fp8dbg.render.page_data import PageData
 from fp8dbg.render.page_words import checked, coverage, false_alarm, fingerprint, key_facts, marks, worst_table
-from fp8dbg.render.palette import DARK, LIGHT, PALETTES, css_variables
+from fp8dbg.render.palette import PALETTES
+from fp8dbg.render.shell import document, write_page
 from fp8dbg.render.timeline import timeline
-from fp8dbg.runs.files import write_whole
 from fp8dbg.runs.queries import ask
 from fp8dbg.runs.schema import GEMMS
 
@@ -53,13 +44,7 @@ def write_report(run: Run, summary: Summary, path: Path | None = None) -> Path:
     Raises:
         UsageError: the file cannot be written there.
     """
-    target = Path(path) if path is not None else run.path / "report.html"
-    text = page(run, summary)
-    try:
-        write_whole(target, lambda file: file.write(text.encode("utf-8", "replace")))
-    except OSError as error:
-        raise UsageError(f"Cannot write {target}: {error.strerror}.", "Give another file with --html.") from error
-    return target
+    return write_page(Path(path) if path is not None else run.path / "report.html", page(run, summary))
 
 
 def page(run: Run, summary: Summary) -> str:
@@ -67,47 +52,13 @@ def page(run: Run, summary: Summary) -> str:
     named = dict.fromkeys(f.layer for f in summary.findings if f.layer is not None)
     moments = dict.fromkeys(at for at in map(cards.moment, summary.findings) if at is not None)
     data = PageData(run, list(named), list(moments))
-    script = "\n".join(['"use strict";', *(reports.text(name) for name in SCRIPTS)])
-    plotly = get_plotlyjs()
-    body, navigation = _body(run, summary, data)
-    return Template(reports.text("page.html")).substitute(
-        policy=_policy(plotly, script),
-        title=html.escape(f"fp8dbg: {shorten(str(run.path), 80)}"),
-        style=_style(),
-        navigation=navigation,
-        sections=body,
-        footer=html.escape(f"fp8dbg {__version__} · {visible(str(run.path))}"),
-        data=_embedded(_payload(run, summary, data)),
-        plotly=plotly,
-        script=script,
-    )
+    return document(_parts(run, summary, data), _payload(run, summary, data), SCRIPTS, str(run.path))
 
 
-def _policy(*scripts: str) -> str:
-    """Content security policy: these scripts, the page's own styles, and nothing from anywhere."""
-    digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in scripts)
-    allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
-    return f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
-
-
-def _style() -> str:
-    light, dark = css_variables(LIGHT), css_variables(DARK)
-    return (
-        f":root{{color-scheme:light;{light}}}\n:root[data-shown=dark]{{color-scheme:dark;{dark}}}\n"
-        f"@media print{{:root,:root[data-shown=dark]{{color-scheme:light;{light}}}}}\n{reports.text('page.css')}"
-    )
-
-
-def _embedded(payload: dict[str, Any]) -> str:
-    """JSON that cannot end its script element, nor open a comment in it."""
-    text = json.dumps(payload, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c")
-
-
-def _body(run: Run, summary: Summary, data: PageData) -> tuple[str, str]:
-    """The sections, and the links to them."""
+def _parts(run: Run, summary: Summary, data: PageData) -> list[tuple[str, str, str]]:
+    """The sections: anchor, title in the navigation, HTML."""
     numbers = {layer: i for i, layer in enumerate(data.layers)}
-    parts = [
+    return [
         ("verdict", "Verdict", sections.verdict(_verdict(summary), key_facts(summary))),
         ("timeline", "Timeline", sections.timeline(_timeline_note(summary))),
         (
@@ -121,8 +72,6 @@ def _body(run: Run, summary: Summary, data: PageData) -> tuple[str, str]:
         ("unseen", "Not seen", sections.unseen(coverage(summary, data))),
         ("fingerprint", "Fingerprint", sections.fingerprint(fingerprint(summary))),
     ]
-    links = "".join(f'<a href="#{anchor}">{title}</a>' for anchor, title, _ in parts)
-    return "\n".join(text for _, _, text in parts), links
 
 
 def _verdict(summary: Summary) -> sections.Verdict:
