@@ -8,11 +8,11 @@ from fp8dbg.analysis.finding import Finding
 from fp8dbg.runs.plan import Plan, PlanEntry
 from fp8dbg.runs.schema import GEMMS
 
-__all__ = ["Plan", "PlanEntry", "plan_for"]
+__all__ = ["Plan", "PlanEntry", "asks_for_bf16", "plan_for"]
 
 
 def plan_for(findings: Iterable[Finding], kept: Mapping[str, Iterable[str]] | None = None) -> Plan:
-    """The plan that findings ask for: the GEMMs that read a faulty tensor, in BF16.
+    """All that findings ask for: every GEMM that reads a faulty tensor, in BF16; ``recommend`` chooses among them.
 
     Only findings to act on whose remedy is BF16 count. Where the right action is another (repair a scale, a shorter
     history, another format) the plan stays silent and the finding's remedy says it.
@@ -24,7 +24,7 @@ def plan_for(findings: Iterable[Finding], kept: Mapping[str, Iterable[str]] | No
     """
     entries: dict[str, PlanEntry] = {}
     for finding in findings:
-        if finding.layer is None or finding.action != "bf16" or not _counts(finding, kept or {}):
+        if finding.layer is None or not asks_for_bf16(finding, kept):
             continue
         old = entries.get(finding.layer)
         gemms = tuple(g for g in GEMMS if g in finding.gemms or (old and g in old.gemms))
@@ -33,7 +33,10 @@ def plan_for(findings: Iterable[Finding], kept: Mapping[str, Iterable[str]] | No
     return Plan(tuple(entries.values()))
 
 
-def _counts(finding: Finding, kept: Mapping[str, Iterable[str]]) -> bool:
+def asks_for_bf16(finding: Finding, kept: Mapping[str, Iterable[str]] | None = None) -> bool:
+    """Whether a finding asks to keep GEMMs in BF16: one to act on, or one about GEMMs that are kept in it already."""
+    if finding.layer is None or finding.action != "bf16":
+        return False
     if finding.severity == "act":
         return True
-    return finding.what_if is not None and not set(finding.gemms).isdisjoint(kept.get(finding.layer or "", ()))
+    return finding.what_if is not None and not set(finding.gemms).isdisjoint((kept or {}).get(finding.layer, ()))

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from fp8dbg.analysis.evidence import Evidence
 from fp8dbg.analysis.finding import Finding, fold, worst_first
-from fp8dbg.analysis.plan import Plan, plan_for
+from fp8dbg.analysis.plan import Plan
+from fp8dbg.analysis.recommend import Recommendation, recommend, require_enough
 from fp8dbg.analysis.verdicts import EXPLAINS, VERDICTS
 from fp8dbg.analysis.wording import listed
 from fp8dbg.runs.folder import Folder, contents_of
@@ -35,10 +36,34 @@ class Run(Folder):
 
     def plan(self) -> Plan:
         """The GEMMs to keep in BF16; empty where none needs it or something else is the right action."""
-        return plan_for(self._findings, self._kept_in_bf16)
+        return self._recommendation.plan
+
+    def recommendation(self) -> Recommendation:
+        """The plan with what it buys and costs, and what to do where BF16 is not the answer.
+
+        Raises:
+            NothingRecordedError: too little was recorded to say.
+        """
+        require_enough(self.evidence, self._findings)
+        return self._recommendation
+
+    @cached_property
+    def _recommendation(self) -> Recommendation:
+        return recommend(self.evidence, self._judged, self._kept_in_bf16)
+
+    def _repr_html_(self) -> str:
+        """The run in a notebook: headline, facts, findings."""
+        from fp8dbg.analysis.notebook import html_of
+        from fp8dbg.analysis.summary import summarise  # which itself needs this class
+
+        return html_of(summarise(self))
 
     @cached_property
     def _findings(self) -> list[Finding]:
+        return worst_first(eased(f, self._kept_in_bf16) for f in self._judged)
+
+    @cached_property
+    def _judged(self) -> list[Finding]:
         judged = [finding for verdict in VERDICTS for finding in verdict.judge(self.evidence)]
         judged = _without_echoes(_before_the_end(judged), self.evidence.interval)
         return worst_first(gather(fold(judged, EXPLAINS), self.evidence.layer_order))
@@ -56,6 +81,16 @@ def open_run(path: str | Path | Iterable[str | Path]) -> Run:
         RunFolderError: a folder is missing, empty, of something else, or of a newer schema.
     """
     return Run(contents_of(path))
+
+
+def eased(finding: Finding, kept: Mapping[str, Iterable[str]]) -> Finding:
+    """A finding whose forward GEMM is in BF16 already is one to watch: what is left of it hardly shows in the loss."""
+    in_bf16 = set(kept.get(finding.layer or "", ())) & set(finding.gemms)
+    if finding.action != "bf16" or finding.severity != "act" or "fprop" not in in_bf16:
+        return finding
+    rest = " and ".join(gemm for gemm in finding.gemms if gemm not in in_bf16)
+    remedy = f"Its fprop is in BF16 already; {rest} can follow at a price." if rest else "It is in BF16 already."
+    return replace(finding, severity="watch", remedy=remedy)
 
 
 def _before_the_end(findings: list[Finding]) -> list[Finding]:
@@ -101,10 +136,16 @@ def gather(findings: list[Finding], order: Mapping[str, int]) -> list[Finding]:
     return [_gathered(group, order) for group in groups.values()]
 
 
+def _execution(finding: Finding, order: Mapping[str, int]) -> tuple[int, int]:
+    """Forward before backward, and backward from the last layer to the first."""
+    place = order.get(finding.layer or "", 0)
+    return (1, -place) if finding.tensor == "grad_output" else (0, place)
+
+
 def _gathered(group: list[Finding], order: Mapping[str, int]) -> Finding:
     worst = max(f.harm for f in group)
     heavy = [f for f in group if f.harm >= SAME_HARM * worst]
-    lead = min(heavy, key=lambda f: (order.get(f.layer or "", 0), -f.harm))
+    lead = min(heavy, key=lambda f: (_execution(f, order), -f.harm))
     rest = sorted((f for f in group if f is not lead), key=lambda f: -f.harm)
     if not rest:
         return lead

@@ -1,0 +1,51 @@
+"""Writes a recommended plan where training will look for it: plan.json and the host's own configuration."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fp8dbg.errors import UnknownNameError, UsageError
+from fp8dbg.hooks import writers
+
+if TYPE_CHECKING:
+    from fp8dbg.runs.plan import Plan
+
+SUFFIXES = {"megatron": ".yaml", "nvidia_te": ".yaml"}
+"""Of a host's configuration; the others' are Python."""
+
+
+def require_host(host: str) -> None:
+    """Refuse a host that nothing writes for.
+
+    Raises:
+        UnknownNameError: its message lists the hosts.
+    """
+    if host not in (known := writers()):
+        raise UnknownNameError("host", host, list(known))
+
+
+def write_plan(plan: Plan, host: str | None, out: Path) -> list[Path]:
+    """Write plan.json and, for a plan with entries, the host's configuration, fallback_HOST.yaml or .py.
+
+    Args:
+        plan: the plan; an empty one is written too, so that no earlier one stays in force.
+        host: a name of ``hooks.writers``; None: plan.json alone.
+        out: the folder; made if it is missing.
+
+    Returns:
+        the files written.
+
+    Raises:
+        UsageError: the folder cannot be written.
+    """
+    texts = {"plan.json": plan.to_json() + "\n"}
+    if host is not None and plan:
+        texts[f"fallback_{host}{SUFFIXES.get(host, '.py')}"] = writers()[host].write_fallback(plan)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (out / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{out} cannot be written ({error.strerror}).", "Give another folder with --out.") from None
+    return [out / name for name in texts]

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fp8dbg.analysis.recommend import Recommendation
+from fp8dbg.analysis.run import open_run
+from fp8dbg.errors import NothingRecordedError
+from tests.synthetic import amax_jump, outlier, write_run
+
+BROKEN: dict[str, Any] = {"impact": 0.08, "sensitivity": 3e-4}
+QUIET: dict[str, Any] = {"impact": 1e-5, "sensitivity": 1e-8}
+
+
+def recommended(path: Path, plant: Any = (), **options: Any) -> Recommendation:
+    with open_run(write_run(path / "run", plant=plant, **options)) as run:
+        return run.recommendation()
+
+
+def drowned(layer: str, tensor: str, **gemm: Any) -> list[dict[str, Any]]:
+    """An outlier in one tensor, and what fprop of its layer measures of it."""
+    where = {"layer": layer, "from_step": 100}
+    figures = {"amax_times": 1e6, "underflow_ratio": 0.97, "peak_to_median": 7e6}
+    return [where | {"tensor": tensor} | figures, where | {"gemm": "fprop"} | gemm]
+
+
+def gemms(found: Recommendation) -> dict[str, list[str]]:
+    return {entry.layer: list(entry.gemms) for entry in found.plan.entries}
+
+
+SETTLED = [{"table": "steps", "loss": 1.7}]
+"""A loss that no longer falls: gradients that are lost cost nothing that could be measured."""
+
+
+@pytest.mark.parametrize("recipe", ["delayed", "current", "block"])
+def test_healthy_run_gets_no_advice(recipe: str, tmp_path: Path) -> None:
+    """No plan, no curve, nothing instead, nothing left over."""
+    found = recommended(tmp_path, recipe=recipe)
+    assert found == Recommendation()
+    assert "Nothing to change" in found.headline
+
+
+def test_gemm_whose_gradients_cost_nothing_stays_in_fp8(tmp_path: Path) -> None:
+    """The forward product carries the harm; dgrad, which reads the same weight, is on the curve and not in the plan."""
+    found = recommended(tmp_path, [*drowned("layers.2.up", "weight", **BROKEN), *SETTLED])
+    assert gemms(found) == {"layers.2.up": ["fprop"]}
+    assert [(p.gemm, p.in_plan) for p in found.curve] == [("fprop", True), ("dgrad", False)]
+    assert found.curve[0].harm_removed == pytest.approx(1.0)
+    assert any("layers.2.up dgrad stays in FP8" in sentence for sentence in found.not_fixed)
+
+
+def test_gemm_whose_gradients_cost_enough_is_in_the_plan(tmp_path: Path) -> None:
+    """While the loss still falls fast, a lost gradient is worth more than 5 % of the fault."""
+    found = recommended(tmp_path, drowned("layers.2.up", "weight", impact=0.01, sensitivity=3e-5))
+    assert gemms(found) == {"layers.2.up": ["fprop", "dgrad"]}
+    assert [p.harm_removed for p in found.curve][-1] == pytest.approx(1.0)
+
+
+def test_flops_given_up_are_the_gemms_share_of_all(tmp_path: Path) -> None:
+    """2mnk over that of every GEMM: up is 256 x 688 of each block, and fprop a third of its work."""
+    found = recommended(tmp_path, [*drowned("layers.2.up", "weight", **BROKEN), *SETTLED])
+    block = 256 * 768 + 256 * 256 + 3 * 256 * 688
+    assert found.curve[0].flops_given_up == pytest.approx(256 * 688 / (3 * 4 * block))
+    assert found.curve[1].flops_given_up == pytest.approx(2 * 256 * 688 / (3 * 4 * block))
+
+
+def test_hidden_gemm_is_in_the_plan_and_alone_neither_buys_anything(tmp_path: Path) -> None:
+    """down's product is lost whole but does not reach the loss, because up's is broken: both, or nothing is gained."""
+    up = drowned("layers.2.up", "weight", **BROKEN)
+    down = drowned("layers.2.down", "input", rel_l2=1.0, **QUIET)
+    found = recommended(tmp_path, [*up, *down, *SETTLED])
+    assert gemms(found) == {"layers.2.up": ["fprop"], "layers.2.down": ["fprop"]}
+    points = [p for p in found.curve if p.in_plan]
+    assert [(p.layer, p.hidden) for p in points] == [("layers.2.up", False), ("layers.2.down", True)]
+    assert [p.harm_removed for p in points] == [pytest.approx(0.0), pytest.approx(1.0)]
+
+
+def test_two_faults_that_do_not_touch_are_both_repaired(tmp_path: Path) -> None:
+    """A small fault is not forgotten for being small beside a large one."""
+    large = drowned("layers.3.down", "input", impact=1.0, sensitivity=4e-3)
+    small = drowned("layers.0.up", "weight", impact=0.02, sensitivity=1e-4)
+    found = recommended(tmp_path, [*large, *small, *SETTLED])
+    assert gemms(found) == {"layers.3.down": ["fprop"], "layers.0.up": ["fprop"]}
+
+
+@pytest.mark.parametrize("plant", [[{"layer": "*", "gemm": "*", "drop": True}], []])
+def test_where_the_gemms_say_nothing_all_readers_are_kept(plant: Any, tmp_path: Path) -> None:
+    """GEMMs that were not measured, or that contradict the tensor: none is left out on a guess, and a note says so."""
+    found = recommended(tmp_path, [*outlier()[:1], *plant])
+    assert gemms(found) == {"layers.2.up": ["fprop", "dgrad"]}
+    assert all(point.harm_removed is None for point in found.curve)
+    assert "layers.2.up" in found.notes[0]
+
+
+def test_another_action_is_named_instead_of_bf16(tmp_path: Path) -> None:
+    """A jump under delayed scaling: headroom, as a recipe; no plan."""
+    found = recommended(tmp_path, amax_jump())
+    assert not found.plan
+    assert [(a.kind, a.recipe, a.first_step) for a in found.instead] == [
+        ("give the scale room", "delayed:margin=1", 150)
+    ]
+    assert found.headline == "BF16 is not the answer here: give the scale room."
+
+
+def test_narrow_gradients_get_the_other_format(tmp_path: Path) -> None:
+    """E4M3 gradients that are flushed: the run's own recipe with E5M2."""
+    plant = [{"layer": "*.down", "tensor": "grad_output", "from_step": 80, "underflow_ratio": 0.6}]
+    found = recommended(tmp_path, plant, recipe="delayed:history=16,hybrid=false", gradients="e4m3")
+    assert not found.plan
+    assert [(a.kind, a.recipe) for a in found.instead] == [("use E5M2 for gradients", "delayed:history=16")]
+
+
+def test_trouble_of_the_start_asks_for_bf16_at_the_start_only(tmp_path: Path) -> None:
+    """A tensor flushed for the first 30 of 200 steps."""
+    plant = [{"layer": "layers.1.up", "tensor": "input", "to_step": 30, "underflow_ratio": 0.5}]
+    found = recommended(tmp_path, plant, recipe="current")
+    assert not found.plan
+    assert [a.kind for a in found.instead] == ["use BF16 for the first 31 steps"]
+
+
+def test_fault_already_in_bf16_keeps_its_plan_and_is_only_watched(tmp_path: Path) -> None:
+    """The plan of a run that follows it is the same plan, and nothing is left to act on."""
+    plant = [*drowned("layers.2.up", "weight", **BROKEN), *SETTLED]
+    path = write_run(tmp_path / "run", plant=plant)
+    facts = json.loads((path / "run.json").read_text(encoding="utf-8"))
+    for layer in facts["layers"]:
+        layer["bf16_gemms"] = ["fprop"] if layer["layer"] == "layers.2.up" else []
+    (path / "run.json").write_text(json.dumps(facts), encoding="utf-8")
+    with open_run(path) as run:
+        assert [(f.severity, f.layer) for f in run.findings()] == [("watch", "layers.2.up")]
+        assert gemms(run.recommendation()) == {"layers.2.up": ["fprop"]}
+
+
+@pytest.mark.parametrize("options", [{"steps": 5}, {"plant": [{"layer": "*", "tensor": "*", "drop": True}]}])
+def test_too_little_evidence_says_how_to_record_more(options: dict[str, Any], tmp_path: Path) -> None:
+    """One sampled step, or none at all, calls no run healthy."""
+    with open_run(write_run(tmp_path / "run", **options)) as run, pytest.raises(NothingRecordedError) as error:
+        run.recommendation()
+    assert error.value.exit_code == 3
+    assert "attach" in str(error.value)

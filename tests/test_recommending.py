@@ -1,0 +1,89 @@
+"""``fp8dbg recommend``: what it prints, writes and returns."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fp8dbg.hooks import writers
+from fp8dbg.recommending import write_plan
+from fp8dbg.runs.plan import Plan, PlanEntry
+from tests.synthetic import outlier, write_run
+from tests.test_cli import Run, fp8dbg
+
+__all__ = ["fp8dbg"]
+
+PLAN = Plan((PlanEntry("layers.2.up", ("fprop",), reason="97 % is lost."),))
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs") / "faulty", plant=outlier())
+
+
+@pytest.mark.parametrize("host", writers())
+def test_every_host_gets_a_file_that_names_the_layer(host: str, tmp_path: Path) -> None:
+    """plan.json reads back as the plan, and the host's own configuration stands beside it."""
+    written = write_plan(PLAN, host, tmp_path / "new" / "folder")
+    assert Plan.from_json(written[0].read_text(encoding="utf-8")) == PLAN
+    assert written[1].name in (f"fallback_{host}.yaml", f"fallback_{host}.py")
+    assert "layers" in written[1].read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("host", writers())
+def test_configuration_in_python_compiles(host: str, tmp_path: Path) -> None:
+    """A file that ends in .py is Python; one that does not would not be."""
+    path = write_plan(PLAN, host, tmp_path)[1]
+    text = path.read_text(encoding="utf-8")
+    try:
+        compile(text, str(path), "exec")
+        python = True
+    except SyntaxError:
+        python = False
+    assert python == (path.suffix == ".py")
+
+
+def test_recommend_prints_the_plan_and_writes_it_into_the_run(fp8dbg: Run, faulty: Path) -> None:
+    """The layer, its GEMM and the reason on stdout; where the files are on stderr."""
+    result = fp8dbg("recommend", faulty, "--for", "nvidia_te")
+    assert result.code == 0
+    assert "layers.2.up: fprop, dgrad in bf16" in result.out
+    assert "97 % of weight is flushed" in " ".join(result.out.split())
+    assert (faulty / "plan.json").exists()
+    assert (faulty / "fallback_nvidia_te.yaml").exists()
+    assert "fallback_nvidia_te.yaml" in result.err
+
+
+def test_recommend_json_holds_plan_curve_and_reasons(fp8dbg: Run, faulty: Path, tmp_path: Path) -> None:
+    """The same for programs; the plan in it is plan.json's."""
+    result = fp8dbg("recommend", faulty, "--json", "--out", tmp_path)
+    found = json.loads(result.out)
+    assert found["plan"] == json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
+    assert {(p["layer"], p["gemm"]) for p in found["curve"]} == {("layers.2.up", "fprop"), ("layers.2.up", "dgrad")}
+    assert {"headline", "instead", "not_fixed", "notes"} <= set(found)
+
+
+def test_unknown_host_lists_the_known_ones(fp8dbg: Run, faulty: Path) -> None:
+    """Exit 2, and the names to choose from."""
+    result = fp8dbg("recommend", faulty, "--for", "jax")
+    assert result.code == 2
+    assert "nvidia_te" in result.err
+    assert "torchao_float8" in result.err
+
+
+def test_healthy_run_gets_an_empty_plan_and_no_configuration(fp8dbg: Run, tmp_path: Path) -> None:
+    """Nothing to change is a plan without entries; the host keeps its own settings."""
+    result = fp8dbg("recommend", write_run(tmp_path / "run"), "--for", "pytorch", "--out", tmp_path / "out")
+    assert result.code == 0
+    assert "Nothing to change" in result.out
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["plan.json"]
+
+
+def test_too_little_evidence_is_exit_3(fp8dbg: Run, tmp_path: Path) -> None:
+    """One sampled step: it says how to record more, and writes nothing."""
+    result = fp8dbg("recommend", write_run(tmp_path / "run", steps=5), "--out", tmp_path / "out")
+    assert result.code == 3
+    assert "attach with a smaller every=" in result.err
+    assert not (tmp_path / "out").exists()
