@@ -176,10 +176,11 @@ def _paired(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
     return a.merge(b, on=KEYS, suffixes=("_a", "_b"), how="inner", sort=True)
 
 
-def _place(difference: Difference, order: Mapping[str, int]) -> tuple[int, int]:
+def _place(difference: Difference, order: Mapping[str, int]) -> tuple[int, int, int]:
     """Order of execution within a step: forward through the layers, then backward."""
     place = order.get(difference.layer, 0)
-    return (0, place) if difference.name in ("input", "weight", "output", "fprop") else (1, -place)
+    forward = ("input", "weight", "fprop", "output")
+    return (0, place, forward.index(difference.name)) if difference.name in forward else (1, -place, 0)
 
 
 def _judged(table: pd.DataFrame, figure: Figure, steps: list[int]) -> Iterator[tuple[list[Difference], Row]]:

@@ -13,7 +13,7 @@ from fp8dbg.analysis.compare import BASIS, SAME, Comparison
 from fp8dbg.analysis.differences import GEMM_FIGURES, Difference, figures_of
 from fp8dbg.analysis.run import Run
 from fp8dbg.render import sections
-from fp8dbg.render.figures import Chart, layout
+from fp8dbg.render.figures import Chart, layout, log_ticks, power_text
 from fp8dbg.render.markup import Heading, definitions, escaped, named, number, prose, section, table
 from fp8dbg.render.names import shorten
 from fp8dbg.render.palette import PALETTES
@@ -105,7 +105,7 @@ def _loss(comparison: Comparison, charts: dict[str, Chart]) -> str:
         return section("loss", "Loss", "<p>No step has a loss in both runs.</p>")
     each = math.ceil(len(comparison.losses) / POINTS)
     thinned = f" Each point is the mean of {each} steps." if each > 1 else ""
-    note = f'<p class="note">Dotted: where the runs begin to differ. Shaded: gaps that noise accounts for.{thinned}</p>'
+    note = f'<p class="note">Dotted: where the runs begin to differ. Shaded: the mean gap of the last third that noise accounts for.{thinned}</p>'
     gap = _chart("gap", "Gap of the loss: B less A") if "gap" in charts else ""
     return section("loss", "Loss", _chart("loss", "Loss of both runs") + gap + note)
 
@@ -149,7 +149,9 @@ def _side_by_side(comparison: Comparison) -> str:
         Heading("layer", "largest in", form="name"),
         Heading("differing", "layers that differ"),
     )
-    rows = [row.to_dict() | {"unit": "log2" if row.log2 else ""} for row in comparison.figures.side_by_side]
+    chosen = [row for row in comparison.figures.side_by_side if row.differing or row.figure != "non_finite"]
+    chosen.sort(key=lambda row: -abs(row.largest) / (row.threshold or 1e-9))
+    rows = [row.to_dict() | {"unit": "log2" if row.log2 else ""} for row in chosen]
     note = '<p class="note">Medians over all layers and common sampled steps; gaps are B less A, step by step.</p>'
     return section("figures", "Side by side", note + table(headings, rows, sortable=True), "long")
 
@@ -233,6 +235,9 @@ def _two_lines(points: Points, unit: str, since: int | None, *, log: bool = Fals
     steps, a, b = points
     chart = layout(unit, log=log, height=height)
     chart["shapes"] = _since(since)
+    values = [value for value in (*a, *b) if value is not None and value > 0]
+    if log and values and (ticks := log_ticks(min(values), max(values))):
+        chart["yaxis"] |= {"tickvals": ticks, "ticktext": [power_text(tick) for tick in ticks]}
     return {"data": [_line(steps, a, "A", "--blue"), _line(steps, b, "B", "--orange")], "layout": chart}
 
 
