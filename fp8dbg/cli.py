@@ -254,6 +254,7 @@ def run(
     recipe: Annotated[str, typer.Option(help="What BF16 layers are compared with.")] = "delayed",
     layers: Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Layers to record; may be repeated.")] = None,
     fallback: Annotated[Path | None, typer.Option(metavar="PLAN", help="Plan (JSON) to apply to the model.")] = None,
+    first_step: Annotated[int, typer.Option(metavar="N", help="Number of the first step, for a resumed training.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="After CMD's own output print how it ended as JSON.")] = False,
 ) -> None:
     """Run a program, unmodified, and record what it trains.
@@ -266,7 +267,7 @@ def run(
         _require_plan(fallback)
     if (out / "run.json").exists():
         output.say(f"{out} holds a run already: this one continues it. --out gives another folder.")
-    outcome = launch(command, Options(out, every, recipe, tuple(layers or ["*"]), fallback))
+    outcome = launch(command, Options(out, every, recipe, tuple(layers or ["*"]), fallback, first_step))
     for folder in outcome.folders:
         output.say(f"Recorded in {folder}: fp8dbg report {folder}")
     if outcome.detail:

@@ -27,10 +27,10 @@ Adapters are asked in alphabetical order, ``pytorch``, which fits every linear l
 
 How an adapter attaches
 -----------------------
-For each ``name, path, module in recorder.unclaimed(model, claims)`` it makes a ``Layer`` (``fp8dbg.recording.layer``):
-a subclass that says what its host does differently: ``recipe`` and ``recipe_of(gemm)`` in force, ``scale(role)``,
-``weight()``, ``bias()``, ``pick(args, kwargs, output)`` and, to see grad_input and grad_weight, ``nodes`` and
-``results(node, gradients)``. Then either
+For each module that it claims (``attach_each``) it makes a ``Layer`` (``fp8dbg.recording.layer``): a subclass that says
+what its host does differently: ``recipe`` and ``recipe_of(gemm)`` in force, ``scale(role)``, ``weight()``, ``bias()``,
+``pick(args, kwargs, output)`` and, to see grad_input and grad_weight, ``nodes`` and ``results(node, gradients)``. Then
+either
 
 - ``handle = recorder.hook(layer)``: the module's call is the layer's call, ``pick`` finds its tensors; or
 - ``watch = recorder.watch(layer)``, and hooks of its own that call ``watch.forward(input, output, weight=None)`` for
@@ -48,7 +48,7 @@ number, and never keeps a tensor.
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -81,6 +81,25 @@ class Handles:
         """Remove all, the last first."""
         while self._handles:
             self._handles.pop().remove()
+
+
+def attach_each(
+    model: nn.Module,
+    recorder: Recorder,
+    claims: Callable[[nn.Module], bool],
+    one: Callable[[str, str, nn.Module], Handle],
+) -> list[Handle]:
+    """``one(name, path, module)`` for each unclaimed module that fits: it announces and hooks the module's layers.
+
+    A module at which it raises costs itself alone: an event says so, and no other adapter takes it for something else.
+    """
+    handles: list[Handle] = []
+    for name, path, module in list(recorder.unclaimed(model, claims)):
+        try:
+            handles.append(one(name, path, module))
+        except Exception as error:  # noqa: BLE001  a layer we cannot read must not stop the training
+            recorder.give_up(name, module, error)
+    return handles
 
 
 class Adapter(Protocol):

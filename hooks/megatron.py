@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from fp8dbg.hooks import Handles, plans
+from fp8dbg.hooks import Handle, Handles, attach_each, plans
 from fp8dbg.hooks.megatron_fallback import write_debug_features, write_fallback
 from fp8dbg.hooks.megatron_names import global_names
+from fp8dbg.hooks.versions import tell_version, version_of
 from fp8dbg.recording.layer import Gradients, Layer
 
 if TYPE_CHECKING:
@@ -49,11 +50,17 @@ def claims(module: nn.Module) -> bool:
 
 def attach(model: nn.Module, recorder: Recorder) -> Handles:
     """Watch Megatron-Core's own linear layers under their global names, and note the run's layout."""
-    rename, found = global_names(model), list(recorder.unclaimed(model, claims))
-    layout = _layout()
+    rename, layout = global_names(model), _layout()
     if layout:
         recorder.writer.update_fingerprint(megatron=layout)
-    return Handles([recorder.hook(ParallelLayer(rename(name), module, path)) for name, path, module in found])
+
+    def one(name: str, path: str, module: nn.Module) -> Handle:
+        return recorder.hook(ParallelLayer(rename(name), module, path))
+
+    handles = attach_each(model, recorder, claims, one)
+    if layout or handles:
+        tell_version(recorder, "Megatron-Core", version_of("megatron-core"))
+    return Handles(handles)
 
 
 def apply_fallback(model: nn.Module, plan: plans.Plan) -> list[str]:

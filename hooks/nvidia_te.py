@@ -9,7 +9,6 @@ LayerNormMLP is computed once more; on a GPU its last bit may differ from the fu
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,13 +17,14 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from fp8dbg.hooks import Handles
+from fp8dbg.hooks import Handles, attach_each
 from fp8dbg.hooks import nvidia_te_state as state
 from fp8dbg.hooks.megatron_names import global_names
 from fp8dbg.hooks.nvidia_te_apply import apply_fallback
 from fp8dbg.hooks.nvidia_te_fallback import write_fallback
 from fp8dbg.hooks.nvidia_te_layers import HOST, TeLayer, layers_of
 from fp8dbg.hooks.nvidia_te_state import layer_names
+from fp8dbg.hooks.versions import tell_version
 from fp8dbg.recording.guard import guarded
 from fp8dbg.recording.layer import ScaleInForce
 from fp8dbg.recording.names import named_layers
@@ -51,32 +51,22 @@ def claims(module: nn.Module) -> bool:
 def attach(model: nn.Module, recorder: Recorder) -> Handles:
     """Watch every Transformer Engine GEMM module of the model; the handle undoes it."""
     rename = global_names(model)
-    handles = [
-        _attach_one(module, layers_of(rename(name), path, module), recorder)
-        for name, path, module in list(recorder.unclaimed(model, claims))
-    ]
+
+    def one(name: str, path: str, module: nn.Module) -> RemovableHandle:
+        return _attach_one(module, layers_of(rename(name), path, module), recorder)
+
+    handles = attach_each(model, recorder, claims, one)
     unseen = [name for name, _, module in named_layers(model) if _is_fused_operation(module)]
     for name in unseen:
         recorder.event("gap", rename(name), _FUSED)
     if handles or unseen:
-        _tell_version(recorder)
+        tell_version(recorder, "Transformer Engine", state.te_version())
     return Handles(handles)
 
 
 def _is_fused_operation(module: nn.Module) -> bool:
     kind = type(module)
     return kind.__name__ == "BasicLinear" and kind.__module__.startswith("transformer_engine.pytorch.ops")
-
-
-def _tell_version(recorder: Recorder) -> None:
-    version, (first, last) = state.te_version(), state.KNOWN
-    if not first <= version <= last:
-        said = (
-            f"Transformer Engine {version[0]}.{version[1]} is not one that fp8dbg has been read against "
-            f"({first[0]}.{first[1]} to {last[0]}.{last[1]}): operands are seen, scales are read where they used to be."
-        )
-        warnings.warn(said, stacklevel=3)
-        recorder.event("gap", None, said)
 
 
 def _attach_one(module: nn.Module, layers: Sequence[TeLayer], recorder: Recorder) -> RemovableHandle:

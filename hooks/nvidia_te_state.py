@@ -6,19 +6,15 @@ Read in versions 1.9 to 2.20. Nothing here imports Transformer Engine: the objec
 from __future__ import annotations
 
 import sys
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from fp8dbg.errors import UsageError
+from fp8dbg.hooks.versions import version_of
 from fp8dbg.numerics.recipes import Recipe, recipe_named
 from fp8dbg.recording.layer import ScaleInForce
-
-KNOWN = ((1, 9), (2, 20))
-"""The versions, first and last, whose state was read."""
 
 KINDS = ("Linear", "LayerNormLinear", "LayerNormMLP", "GroupedLinear")
 
@@ -64,13 +60,7 @@ def grouped_slots(index: int, gemms: int, version: tuple[int, int]) -> Slots:
 
 def te_version() -> tuple[int, int]:
     """Major and minor version of the installed Transformer Engine; (0, 0) if its version cannot be told."""
-    for name in ("transformer_engine", "transformer-engine"):
-        try:
-            major, minor = installed(name).split(".")[:2]
-            return int(major), int(minor)
-        except (PackageNotFoundError, ValueError):
-            continue
-    return 0, 0
+    return version_of("transformer_engine", "transformer-engine")
 
 
 def in_fp8(module: nn.Module) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from fp8dbg.errors import UnknownNameError
-from fp8dbg.hooks import Handles, plans
+from fp8dbg.hooks import Handles, attach_each, plans
 from fp8dbg.numerics.simulated import SimulatedLinear
 from fp8dbg.recording.layer import Gradients, Layer, ScaleInForce
 from fp8dbg.recording.names import named_layers
@@ -28,11 +28,10 @@ def claims(module: nn.Module) -> bool:
 
 def attach(model: nn.Module, recorder: Recorder) -> Handles:
     """Hook every linear layer that no other host has claimed."""
-    found = list(recorder.unclaimed(model, claims))
-    return Handles(recorder.hook(_layer(name, module, path)) for name, path, module in found)
+    return Handles(attach_each(model, recorder, claims, lambda *found: recorder.hook(_layer(*found))))
 
 
-def _layer(name: str, module: nn.Module, path: str) -> Layer:
+def _layer(name: str, path: str, module: nn.Module) -> Layer:
     if isinstance(module, SimulatedLinear):
         return SimulatedLayer(name, module, path)
     return LinearLayer(name, module, path)

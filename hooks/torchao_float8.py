@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fp8dbg.hooks import Handles
+from fp8dbg.hooks import Handle, Handles, attach_each
 from fp8dbg.hooks.torchao_float8_fallback import CASTS, apply_fallback, torchtitan_flags, write_fallback
+from fp8dbg.hooks.versions import tell_version, version_of
 from fp8dbg.numerics.recipes import Recipe, recipe_named
 from fp8dbg.recording.layer import Gradients, Layer, ScaleInForce
 
@@ -58,10 +59,14 @@ def claims(module: nn.Module) -> bool:
 
 def attach(model: nn.Module, recorder: Recorder) -> Handles:
     """Watch every torchao FP8 layer of the model; the handle undoes it."""
-    return Handles(
-        recorder.hook(Float8Layer(name, module, path) if _is_float8(module) else MxLayer(name, module, path))
-        for name, path, module in list(recorder.unclaimed(model, claims))
-    )
+
+    def one(name: str, path: str, module: nn.Module) -> Handle:
+        return recorder.hook((Float8Layer if _is_float8(module) else MxLayer)(name, module, path))
+
+    handles = attach_each(model, recorder, claims, one)
+    if handles:
+        tell_version(recorder, "torchao", version_of("torchao"))
+    return Handles(handles)
 
 
 class Float8Layer(Layer):

@@ -66,7 +66,7 @@ def fingerprint(model: Model) -> dict[str, Any]:
         {"layer": name, "module": name, "bf16_gemms": list(GEMMS) if model.in_bf16(name) else []}
         for name in model.layers
     ]
-    return {"recipe": model.recipe, "layers": layers}
+    return {"recipe": model.recipe, "layers": layers, **({"fp8_asked": model.asked} if model.asked else {})}
 
 
 # Faults that several tests and rooms need, as plants.

@@ -43,6 +43,7 @@ class Model:
         kept: globs of layers that a fallback plan keeps in BF16 while the others are in FP8.
         histograms: whether each row gets one.
         gradients: format of grad_output.
+        asked: where FP8 was asked for, as run.json says it.
         plant: see ``write_run``.
     """
 
@@ -57,6 +58,7 @@ class Model:
     kept: tuple[str, ...] = ()
     histograms: bool = False
     seed: int = 0
+    asked: str | None = None
     plant: tuple[Plant, ...] = ()
     layers: list[str] = field(init=False)
 

@@ -154,6 +154,17 @@ def test_a_command_that_does_not_exist_is_one_sentence(tmp_path: Path) -> None:
         launch(["no-such-program"], Options(tmp_path / "run"))
 
 
+@pytest.mark.slow
+def test_a_resumed_program_goes_on_counting(tmp_path: Path) -> None:
+    """--first-step: its steps follow those of the run that the folder holds."""
+    for first in (0, 5):
+        done = run_cli("run", "--out", "run", "--first-step", first, sys.executable, PLAIN, place=tmp_path)
+        assert done.returncode == 0, done.stderr
+    steps = table(tmp_path / "run", "select step from steps order by step")
+    assert [row["step"] for row in steps] == list(range(10))
+    assert not table(tmp_path / "run", "select * from events")
+
+
 def test_options_are_checked_before_anything_starts(tmp_path: Path) -> None:
     """A recipe that does not exist would else be found out by each rank, minutes later."""
     with pytest.raises(UnknownNameError, match="delayed"):

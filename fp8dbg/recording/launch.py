@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fp8dbg.errors import UsageError
+from fp8dbg.numerics.arguments import whole
 from fp8dbg.numerics.recipes import recipe_named
 from fp8dbg.recording.sampling import Settings
 
@@ -29,6 +30,7 @@ class Options:
     Args:
         out: the run folder. Further models of the same process go to ``out-2``, ``out-3``, ...
         fallback: file of a plan that is applied to each model before it is attached to; its names are the model's.
+        first_step: number of the first step, for a training that is resumed.
 
     Raises:
         UsageError: an option does not fit.
@@ -39,10 +41,12 @@ class Options:
     recipe: str = "delayed"
     layers: tuple[str, ...] = ("*",)
     fallback: Path | None = None
+    first_step: int = 0
 
     def __post_init__(self) -> None:
         Settings(every=self.every).checked()
         recipe_named(self.recipe)
+        whole("first_step", self.first_step, 0)
 
     def to_json(self) -> str:
         """For the processes of the program, wherever they run: paths are made absolute."""

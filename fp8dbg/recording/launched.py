@@ -154,7 +154,7 @@ class Attacher:
     """Attaches to one model after another: the first is recorded in ``out``, the next in ``out-2`` and so on.
 
     Args:
-        options: ``out``, ``every``, ``recipe``, ``layers``, and ``fallback``: the file of a plan, or None.
+        options: ``out``, ``every``, ``recipe``, ``layers``, ``first_step``; ``fallback``: a plan's file, or None.
         tell: takes a line for the launcher.
     """
 
@@ -179,7 +179,7 @@ class Attacher:
         from fp8dbg.recording.session import attach
 
         said = _apply(self._options["fallback"], model) if self._options["fallback"] else []
-        asked = {name: self._options[name] for name in ("recipe", "every", "layers")}
+        asked = {name: self._options[name] for name in ("recipe", "every", "layers", "first_step")}
         session = attach(model, path, **asked)
         for sentence in said:
             session.recorder.event("config", None, sentence)

@@ -85,6 +85,7 @@ class Recorder:
         self._silent_steps = 0
         self.spent, self._began = 0.0, time.perf_counter()
         self.paused = self.sampled = False
+        self.asked: Callable[[], str | None] | None = None
         self.reason: str | None = None
 
     # For adapters.
@@ -105,6 +106,12 @@ class Recorder:
     def hook(self, layer: Layer) -> ModuleHandle:
         """Announce a layer whose calls are its module's: a forward hook finds the tensors by ``Layer.pick``."""
         return hook_module(self.watch(layer))
+
+    def give_up(self, name: str, module: nn.Module, error: Exception) -> None:
+        """Say that a module cannot be attached to; it stays claimed, so that nobody takes it for something else."""
+        self._claimed.add(id(module))
+        logger.warning("fp8dbg: %s is not recorded (%s: %s)", name, type(error).__name__, error, exc_info=error)
+        self.lost_at(name, "everything about it", error)
 
     def event(self, kind: str, layer: str | None, detail: str) -> None:
         """Record that something happened or is not seen: kind is gap, error, trigger, config, ..."""
@@ -139,9 +146,19 @@ class Recorder:
 
     def probe(self, call: Call, weight: Tensor | None) -> Probe | None:
         """What measures this call in full, or None where that was not asked for."""
+        if self.asked is not None:
+            self.look_what_is_asked()
         if not matches(call.watch.layer.name, self.sampling.settings.layers):
             return None
         return Probe(self.probing, self, call, weight)
+
+    @guarded("whether FP8 was asked for")
+    def look_what_is_asked(self) -> None:
+        """Once, in the first call that is measured: an autocast shows only from the inside."""
+        asked, self.asked = self.asked, None
+        said = asked() if asked is not None else None
+        if said is not None:
+            self.writer.update_fingerprint(fp8_asked=said)
 
     def lost(self, what: str, error: Exception) -> None:
         """Record that something, of no layer in particular, is no longer seen; without steps there is nothing."""

@@ -27,6 +27,9 @@ LOOK_SECONDS = 1.0
 LARGEST = 1 << 20
 """Bytes of a control file that are read at most."""
 
+LAST_STEP = (1 << 63) - 1
+"""The largest number that a run folder's column of steps can hold."""
+
 TRIGGER_STEPS = 3
 """Steps measured in full after a loss that is not finite: enough to see where it spreads."""
 
@@ -57,12 +60,16 @@ class Settings:
         Raises:
             UsageError: a value does not fit; the message says which are allowed.
         """
-        if type(self.every) is not int or self.every < 0:
+        if type(self.every) is not int or not 0 <= self.every <= LAST_STEP:
             raise UsageError(f"every={self.every!r:.100} is no cadence.", "Give a whole number of steps; 0 is never.")
         if type(self.stop) is not bool:
             raise UsageError(f"stop={self.stop!r:.100} is neither true nor false.", "Give true or false.")
         for window in self.windows:
-            if len(window) != 2 or not all(type(n) is int for n in window) or window[0] > window[1]:
+            if (
+                len(window) != 2
+                or not all(type(n) is int and abs(n) <= LAST_STEP for n in window)
+                or window[0] > window[1]
+            ):
                 raise UsageError(f"{window!r:.100} is no window of steps.", "Give first and last step, as (100, 120).")
         for role in self.tensors:
             if role not in ROLES:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import atexit
+import inspect
 import sys
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -159,6 +162,7 @@ class Session:
         types = tuple(also)
         for name, path, module in list(recorder.unclaimed(model, lambda m: isinstance(m, types))):
             self._handles.append(recorder.hook(OperandsOnly(name, module, path)))
+        recorder.asked = _asked(model)
         recorder.probing.kept_bytes = KEPT_BYTES // max(len(recorder.watches), 1)
         self._parts.writer.update_fingerprint(layers=[self._facts(watch) for watch in recorder.watches])
         self._say_what_is_odd(model)
@@ -267,11 +271,32 @@ def _adapters() -> Sequence[_Adapter]:
     return found
 
 
+def _asked(model: nn.Module) -> Callable[[], str | None]:
+    """What says where FP8 is asked for; it keeps no model alive."""
+    alive = weakref.ref(model)
+
+    def ask() -> str | None:
+        model = alive()
+        said: str | None = None if model is None else import_module("fp8dbg.hooks.asked").asked_for_fp8(model)
+        return said
+
+    return ask
+
+
 def _compiled(model: nn.Module) -> bool:
-    """Whether torch.compile has been applied to the model or to a part of it."""
+    """Whether torch.compile has been applied to the model or to a part of it, and has compiled some of it already."""
     if "torch._dynamo" not in sys.modules:
         return False
-    return any(
-        type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
-        for _, _, module in named_layers(model)
-    )
+    marked = (module for _, _, module in named_layers(model) if _to_compile(module))
+    return any(_has_code(part) for module in marked for part in module.modules())
+
+
+def _to_compile(module: nn.Module) -> bool:
+    return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def _has_code(module: nn.Module) -> bool:
+    """Whether there is compiled code for the module's forward; True where this torch does not tell."""
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    entries: Any = getattr(torch._C._dynamo.eval_frame, "_debug_get_cache_entry_list", None)
+    return code is not None and (entries is None or bool(entries(code)))

@@ -7,6 +7,7 @@ from fp8dbg.analysis.verdicts import (
     coverage,
     dead_tensor,
     early_instability,
+    fp8_ignored,
     frozen_scale,
     gain_error,
     non_finite,
@@ -23,6 +24,7 @@ from fp8dbg.analysis.verdicts import (
 
 VERDICTS = (
     nothing_recorded,
+    fp8_ignored,
     non_finite,
     dead_tensor,
     frozen_scale,
