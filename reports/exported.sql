@@ -31,7 +31,7 @@ curves as (
     union all
     select step, concat_ws('/', figure, layer, gemm), value
     from (
-        unpivot gemm_steps on
+        unpivot (select * from gemm_steps) on
             rel_l2, cosine, norm_ratio, error_from_a, error_from_b, error_unexplained, impact, sensitivity, grad_alignment
         into name figure value value
     )

@@ -1,5 +1,5 @@
 -- Question: How did every figure of every tensor go over the steps, as few enough values to draw?
--- Reads: tensors
+-- Reads: tensor_steps
 -- Parameters:
 --   buckets (integer, default 100): sampled steps are gathered into at most this many buckets; a bucket holds its worst step
 --   layers (text, default NULL): a JSON list of the layers wanted; NULL is all
@@ -32,44 +32,22 @@
 --   norm_ratio: list of norm_ratio; furthest from 1
 with sampled as (
     select step, (row_number() over (order by step) - 1) * least($buckets, count(*) over ()) // count(*) over () as bucket
-    from (select distinct step from tensors)
+    from (select distinct step from tensor_steps)
 ),
 chosen as (
     select
         row_number() over () as id, layer, tensor, case when bool_or(what_if is null) then null else min(what_if) end as what_if,
         arg_max(host, step) as host, arg_max(recipe, step) as recipe, arg_max(format, step) as format,
         arg_max(granularity, step) as granularity, arg_max(dtype, step) as dtype, arg_max(shape, step) as shape
-    from tensors
+    from tensor_steps
     where $layers is null or layer in (select unnest(from_json($layers, '["VARCHAR"]')))
     group by layer, tensor
 ),
-rows as (
-    select c.id, s.bucket, t.*
-    from tensors as t
-    join chosen as c on t.layer = c.layer and t.tensor = c.tensor and t.what_if is not distinct from c.what_if
-    join sampled as s on t.step = s.step
-),
-counted as ( -- counts of a step add up over microbatches, calls and ranks before a ratio is formed
-    select
-        id, bucket,
-        sum(underflow) / nullif(sum(numel - zeros - nan - inf), 0) as underflow_ratio,
-        sum(saturated) / nullif(sum(numel - nan - inf), 0) as saturated_ratio,
-        sum(zeros) / nullif(sum(numel), 0) as zero_ratio,
-        sum(nan + inf) / nullif(sum(numel), 0) as nonfinite_ratio
-    from rows
-    group by id, bucket, step
-),
-ratios as (
-    select
-        id, bucket,
-        max(underflow_ratio) as underflow_ratio, max(saturated_ratio) as saturated_ratio,
-        max(zero_ratio) as zero_ratio, max(nonfinite_ratio) as nonfinite_ratio
-    from counted
-    group by id, bucket
-),
 figures as (
     select
-        id, bucket,
+        c.id, s.bucket,
+        max(underflow_ratio) as underflow_ratio, max(saturated_ratio) as saturated_ratio, max(zero_ratio) as zero_ratio,
+        max((nan + inf) / nullif(numel, 0)) as nonfinite_ratio,
         max(amax) as amax, min(amin) as amin, max(rms) as rms,
         max(kurtosis) as kurtosis, max(peak_to_median) as peak_to_median,
         arg_max(scale, coalesce(greatest(8 * scale_delta, -scale_delta), 0)) as scale,
@@ -78,8 +56,10 @@ figures as (
         min(scale_min) as scale_min, max(scale_max) as scale_max,
         max(rel_l2) as rel_l2,
         arg_max(norm_ratio, abs(ln(nullif(norm_ratio, 0)))) as norm_ratio
-    from rows
-    group by id, bucket
+    from tensor_steps as t
+    join chosen as c on t.layer = c.layer and t.tensor = c.tensor and t.what_if is not distinct from c.what_if
+    join sampled as s on t.step = s.step
+    group by c.id, s.bucket
 ),
 series as (
     select
@@ -101,7 +81,7 @@ series as (
         list(scale_max order by bucket) as scale_max,
         list(rel_l2 order by bucket) as rel_l2,
         list(norm_ratio order by bucket) as norm_ratio
-    from ratios join figures using (id, bucket)
+    from figures
     group by id
 )
 select

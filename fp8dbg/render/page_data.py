@@ -16,7 +16,7 @@ from fp8dbg.numerics.formats import FORMATS
 from fp8dbg.render.cube import Cube, add_floors, add_gemm_floors, make_cube, plain
 from fp8dbg.render.figures import representable
 from fp8dbg.runs.folder import Folder
-from fp8dbg.runs.queries import QUESTIONS, ask
+from fp8dbg.runs.queries import ask
 
 VALUES = 3_000_000
 """Figures drawn of all tensors together, at most: about 9 MB of page."""
@@ -93,21 +93,17 @@ class PageData:
         """amax and scale over every step."""
         buckets = _fitting(EVERY_VALUES, PER_LAYER_EVERY * len(self.layers))
         rows = ask(self.run, "page_steps_seen", buckets=buckets)
-        table = self._table("page_amax", {"buckets": buckets, "layers": None})
+        table = self.run.answer("page_amax", {"buckets": buckets, "layers": None})
         known = pc.is_in(table["layer"], value_set=pa.array(self.layers, pa.string()))
         return [_bucket(row) for row in rows], make_cube(table.filter(known), len(rows))
 
     def _grid(self, buckets: int, layers: list[str] | None = None) -> Grid:
         rows = ask(self.run, "page_buckets", buckets=buckets)
         values = {"buckets": buckets, "layers": None if layers is None else json.dumps(layers)}
-        tensors, gemms = (make_cube(self._table(q, values), len(rows)) for q in ("page_tensors", "page_gemms"))
+        tensors, gemms = (make_cube(self.run.answer(q, values), len(rows)) for q in ("page_tensors", "page_gemms"))
         add_floors(tensors)
         add_gemm_floors(gemms, tensors)
         return Grid([_bucket(row) for row in rows], tensors, gemms)
-
-    def _table(self, question: str, values: dict[str, Any]) -> pa.Table:
-        table: pa.Table = self.run.sql(QUESTIONS[question].sql, values).to_arrow_table()
-        return table
 
     @cached_property
     def histogram_steps(self) -> list[int]:
@@ -124,14 +120,14 @@ class PageData:
         numbers = {layer: i for i, layer in enumerate(self.layers)}
         answers = []
         for step in self.histogram_steps:
-            rows = self._table("page_histograms", {"step": step}).to_pylist()
+            rows = self.run.answer("page_histograms", {"step": step}).to_pylist()
             entries = [[numbers[row["layer"]], row["tensor"], *_histogram(row)] for row in rows]
             answers.append({"step": step, "of": [entry for entry in entries if entry[3]]})
         return answers
 
     def ranks(self) -> Cube | None:
         """The worst each rank saw; None for a run of one rank."""
-        table = self._table("page_ranks", {})
+        table = self.run.answer("page_ranks", {})
         count = max((len(ranks) for ranks in table["rank"].to_pylist()), default=0)
         return None if count < 2 else _by_rank(table)
 

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from fp8dbg.analysis.finding import Finding
 from fp8dbg.render.cube import Cube, make_cube
 from fp8dbg.runs.folder import Folder
-from fp8dbg.runs.queries import QUESTIONS
 
 BARS = "▁▂▃▄▅▆▇█"
 POINTS = 10
@@ -47,8 +46,7 @@ def trends(run: Folder, findings: Sequence[Finding]) -> list[str]:
 
 
 def _cube(run: Folder, question: str, layers: str) -> Cube:
-    values = {"buckets": POINTS, "layers": layers}
-    return make_cube(run.sql(QUESTIONS[question].sql, values).to_arrow_table(), POINTS)
+    return make_cube(run.answer(question, {"buckets": POINTS, "layers": layers}), POINTS)
 
 
 def _trend(sampled: Cube, every: Cube, finding: Finding) -> str:

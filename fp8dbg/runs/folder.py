@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,7 +15,6 @@ from fp8dbg.runs.files import folder_path
 from fp8dbg.runs.reader import Contents, read_folder
 from fp8dbg.runs.remote import as_url, fetched
 from fp8dbg.runs.sources import resumed, sources_of
-from fp8dbg.runs.writer import RunWriter
 
 if TYPE_CHECKING:
     import duckdb
@@ -23,7 +22,19 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from typing_extensions import Self
 
+    from fp8dbg.runs.writer import RunWriter
+
 T = TypeVar("T")
+
+
+def __getattr__(name: str) -> Any:
+    """`RunWriter` on first use: reading needs nothing of what writing imports, and `fp8dbg query` starts sooner."""
+    if name != "RunWriter":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from fp8dbg.runs.writer import RunWriter
+
+    return RunWriter
+
 
 _TRIES = 4
 """How often a query is tried while parts are compacted or turn out to be damaged."""
@@ -85,6 +96,11 @@ class Folder:
         if table not in self.tables:
             raise UnknownNameError("table", table, list(self.tables))
         whole: pa.Table = self.reading(lambda c: queries.stream(c, f"SELECT * FROM {table}", lambda b: b.read_all()))
+        return whole
+
+    def answer(self, question: str, params: Mapping[str, Any] | None = None) -> pa.Table:
+        """The answer to a question of reports/ as a pyarrow Table; raises as `queries.ask`."""
+        whole: pa.Table = self.reading(lambda c: queries.stream(c, question, lambda b: b.read_all(), params))
         return whole
 
     def df(self, table: str) -> pd.DataFrame:

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+AT_ONCE = 2_000_000
+"""Rows of a table that are merged at once."""
+
 _FURTHEST = "arg_max(norm_ratio, abs(ln(nullif(norm_ratio, 0))))"
 _GAIN = {"gain": "abs(log2(nullif(norm_ratio, 0)))"}
 
@@ -26,9 +29,13 @@ class Merged:
     @property
     def sql(self) -> str:
         """SELECT of the view."""
+        return self.select("")
+
+    def select(self, where: str) -> str:
+        """SELECT of the view's rows of some steps: ``WHERE ...``, or "" for all."""
         columns = ", ".join(f"{merged} AS {name}" for name, merged in self.columns.items())
         keys = ", ".join(self.keys)
-        return self._derive(f"SELECT {keys}, {columns} FROM {self.table} GROUP BY {keys}")
+        return self._derive(f"SELECT {keys}, {columns} FROM {self.table} {where} GROUP BY {keys}")
 
     @property
     def plain_sql(self) -> str:
@@ -36,12 +43,26 @@ class Merged:
         return self._derive(f"SELECT {', '.join((*self.keys, *self.columns))} FROM {self.table}")
 
     @property
-    def is_plain_sql(self) -> str:
-        """Whether each key has a single row: one rank wrote, in one microbatch, one call of each layer."""
+    def extent_sql(self) -> str:
+        """Whether each key has a single row (one rank wrote, in one microbatch, one call of each layer), and the number
+        of rows, the smallest and the largest step."""
         return (
             "SELECT coalesce(max(microbatch), 0) = 0 AND coalesce(max(call), 0) = 0 "
-            f"AND min(rank) IS NOT DISTINCT FROM max(rank) FROM {self.table}"
+            f"AND min(rank) IS NOT DISTINCT FROM max(rank), count(*), min(step), max(step) FROM {self.table}"
         )
+
+    def pieces(self, plain: bool, rows: int, first: int | None, last: int | None) -> list[str]:
+        """SELECTs that together give the view: merging takes about 1 kB a row, so a big table is merged in pieces.
+
+        Args:
+            plain, rows, first, last: the answer to `extent_sql`.
+        """
+        count = -(-rows // AT_ONCE)
+        if plain or count < 2 or first is None or last is None:
+            return [self.plain_sql if plain else self.sql]
+        width = -(-(last - first + 1) // count)
+        ranges = [f"WHERE step >= {at} AND step < {at + width}" for at in range(first, last + 1, width)]
+        return [self.select(where) for where in (*ranges, "WHERE step IS NULL")]
 
     def _derive(self, rows: str) -> str:
         return f"SELECT *, {', '.join(f'{sql} AS {name}' for name, sql in self.derived.items())} FROM ({rows})"
@@ -50,7 +71,8 @@ class Merged:
 _TENSOR_STEPS = Merged(
     "tensors",
     ("step", "layer", "tensor", "what_if"),
-    {name: f"min({name})" for name in ("host", "recipe", "format", "granularity", "dtype", "scale_source")}
+    {name: f"any_value({name})" for name in ("host", "recipe", "format", "granularity", "dtype", "shape")}
+    | {"scale_source": "min(scale_source)"}
     | {
         name: f"sum({name})::BIGINT"
         for name in ("numel", "zeros", "nan", "inf", "underflow", "saturated", "at_max", "subnormal")
@@ -77,7 +99,8 @@ _TENSOR_STEPS = Merged(
 _GEMM_STEPS = Merged(
     "gemms",
     ("step", "layer", "gemm"),
-    {name: f"min({name})" for name in ("host", "recipe", "cosine")}
+    {name: f"any_value({name})" for name in ("host", "recipe")}
+    | {"cosine": "min(cosine)"}
     | {name: f"max({name})" for name in ("m", "n", "k")}
     | {"rows_measured": "sum(rows_measured)::BIGINT"}
     | {name: f"sqrt(avg({name} * {name}))" for name in ("rel_l2", "error_from_a", "error_from_b", "error_unexplained")}

@@ -185,13 +185,16 @@ def rows(connection: duckdb.DuckDBPyConnection, query: str, params: Parameters =
         raise _error(error) from error
 
 
-def stream(connection: duckdb.DuckDBPyConnection, query: str, use: Callable[[Any], T]) -> T:
+def stream(
+    connection: duckdb.DuckDBPyConnection, query: str, use: Callable[[Any], T], params: Mapping[str, Any] | None = None
+) -> T:
     """What ``use`` makes of a query's result, which it gets as an Arrow reader: no more than a batch is in memory.
 
     Args:
         connection: an open folder's.
-        query: one SELECT, or the name of a question that has no parameters.
+        query: one SELECT, or the name of a question.
         use: reads the batches to their end.
+        params: by name; those of a question that are left out have their defaults.
 
     Raises:
         QueryError: as for `run`, and for what fails while it is read.
@@ -199,8 +202,9 @@ def stream(connection: duckdb.DuckDBPyConnection, query: str, use: Callable[[Any
     question = QUESTIONS.get(query)
     if question is not None:
         _keep_merged(connection, question.reads)
+        query, params = question.sql, question.values(params or {})
     try:
-        return use(run(connection, question.sql if question else query).to_arrow_reader(_AT_ONCE))
+        return use(run(connection, query, params).to_arrow_reader(_AT_ONCE))
     except (duckdb.Error, pa.ArrowException) as error:
         raise _error(error) from error
 
@@ -237,10 +241,12 @@ def _keep_merged(connection: duckdb.DuckDBPyConnection, reads: Sequence[str]) ->
                 "SELECT 1 FROM duckdb_tables() WHERE temporary AND table_name = ?", [name]
             ).fetchone():
                 continue
-            plain = connection.execute(MERGED[name].is_plain_sql).fetchall()[0][0]
-            select = MERGED[name].plain_sql if plain else MERGED[name].sql
-            connection.execute(f"CREATE TEMP TABLE {name} AS {select}")
+            first, *others = MERGED[name].pieces(*connection.execute(MERGED[name].extent_sql).fetchall()[0])
+            connection.execute(f"CREATE TEMP TABLE {name} AS {first}")
+            for select in others:
+                connection.execute(f"INSERT INTO temp.{name} {select}")
         except duckdb.Error as error:
+            connection.execute(f"DROP TABLE IF EXISTS temp.{name}")  # half of it must not pass for all
             raise _error(error) from error
 
 

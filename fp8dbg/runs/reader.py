@@ -10,7 +10,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from fp8dbg.errors import RunFolderError
 from fp8dbg.runs.files import entries, parse_journal_name, parse_part_name, parse_rank_folder
@@ -241,5 +240,7 @@ def _state(contents: Contents) -> str:
 
 
 def _range(steps: pa.ChunkedArray) -> tuple[int, int] | None:
+    import pyarrow.compute as pc  # 0.1 s, which only a run with journals needs
+
     found = pc.min_max(steps).as_py()
     return None if found["min"] is None else (found["min"], found["max"])

@@ -1,9 +1,11 @@
-"""What the page of a big run costs: ``python -m tests.benchmarks.page [layers] [samples] [ranks]`` (500, 1000, 1).
+"""What the report of a big run costs: ``python -m tests.benchmarks.page [layers] [samples] [ranks] [operands]``.
 
-The run has six tensors and three GEMMs per layer, with histograms, ten steps per sampled one, and figures drawn at
-random: 3 million rows of ``tensors`` and 15 million of ``amax`` at the default size, about 800 MB in a temporary
-folder. CPU time is the process's own, over all threads; on a shared machine it is the one to trust. Opening is measured
-in headless Chromium, beside an empty page's.
+Without arguments the run has 500 layers, 1,000 sampled steps and 1 rank, six tensors and three GEMMs per layer, with
+histograms, ten steps per sampled one, and figures drawn at random: 3 million rows of ``tensors`` and 15 million of
+``amax``, about 800 MB in a temporary folder. ``500 1000 8 operands`` is a run of 8 ranks and the three operands alone:
+12 million rows of ``tensors`` and no other table, 1.7 GB. Summary and page are made in a process of their own. CPU time
+is that process's, over all threads; on a shared machine it is the one to trust. Opening is measured in headless
+Chromium, beside an empty page's.
 """
 
 from __future__ import annotations
@@ -12,20 +14,23 @@ import resource
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any, TypeVar
 
 import duckdb
 
-from fp8dbg.analysis.plan import Plan
-from fp8dbg.analysis.run import Run, open_run
-from fp8dbg.analysis.summary import Coverage, RunFacts, Summary
+from fp8dbg.analysis.run import open_run
+from fp8dbg.analysis.summary import summarise
 from fp8dbg.render.html import write_report
 from fp8dbg.runs.folder import RunWriter
 from fp8dbg.runs.schema import TABLES, arrow_schema
 from tests.browser import Browser, start
 from tests.pages import empty
+
+T = TypeVar("T")
 
 _NAME = "'model.layers.' || l // 5 || ['.attn.qkv', '.attn.proj', '.mlp.gate', '.mlp.up', '.mlp.down'][l % 5 + 1]"
 _KEYS = f"s * 10 as step, 0 as microbatch, 0 as call, k as rank, {_NAME} as layer, 'simulated' as host"
@@ -67,40 +72,39 @@ order by step, rank
 """
 
 
-def write(path: Path, layers: int, samples: int, ranks: int) -> Path:
-    """A finished run of that size."""
-    RunWriter(path, rank=0, fingerprint={"recipe": "delayed"}).close()
+OPERANDS = TENSORS.replace(", ('output', false),\n    ('grad_input', false), ('grad_weight', false)", "")
+
+
+def write(path: Path, layers: int, samples: int, ranks: int, whole: bool) -> Path:
+    """A finished run of that size; each rank has one part of each table. Not whole: operands alone."""
+    tables = {"tensors": TENSORS, "gemms": GEMMS, "amax": AMAX, "steps": STEPS} if whole else {"tensors": OPERANDS}
     connection = duckdb.connect(config={"memory_limit": "4GB", "temp_directory": str(path.parent / "spill")})
     connection.execute("set enable_progress_bar = false")
-    for table, query in (("tensors", TENSORS), ("gemms", GEMMS), ("amax", AMAX), ("steps", STEPS)):
-        connection.register("empty_table", arrow_schema(table).empty_table())
-        rows = query.format(layers=layers, samples=samples, ranks=ranks)
-        folder = path / table / "rank=00000"
-        folder.mkdir(parents=True, exist_ok=True)
-        columns = ", ".join(TABLES[table].names)
-        connection.execute(
-            f"copy (select {columns} from (from empty_table union all by name ({rows}))) "
-            f"to '{folder}/part-000001.parquet' (compression zstd)"
-        )
+    for rank in range(ranks):
+        RunWriter(path, rank=rank, fingerprint={"recipe": "delayed"}).close()
+        for table, query in tables.items():
+            connection.register("empty_table", arrow_schema(table).empty_table())
+            rows = query.format(layers=layers, samples=samples, ranks=1).replace("k as rank", f"{rank} as rank")
+            folder = path / table / f"rank={rank:05d}"
+            folder.mkdir(parents=True, exist_ok=True)
+            columns = ", ".join(TABLES[table].names)
+            connection.execute(
+                f"copy (select {columns} from (from empty_table union all by name ({rows}))) "
+                f"to '{folder}/part-000001.parquet' (compression zstd)"
+            )
     return path
 
 
-def bare(run: Run) -> Summary:
-    """A summary without findings: the page's own cost is what is measured here."""
-    facts = RunFacts(str(run.path), run.state, 0, None, 0, 0, [0], 0, [], [], [], [], None, None, None, {})
-    return Summary(facts, Coverage([], [], [], []), [], [], [], Plan(), True, "A benchmark.")
-
-
-def made(path: Path) -> tuple[Path, float, float]:
-    """The page of a run, and the CPU and wall seconds it took."""
+def made(path: Path) -> tuple[Path, dict[str, float]]:
+    """The page of a run, and what summary and page took together: CPU and wall seconds, and the most memory in MB."""
     used, began = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
     with open_run(path) as run:
         if run.problems:
             raise SystemExit("\n".join(run.problems))
-        page = write_report(run, bare(run))
+        page = write_report(run, summarise(run))
     now = resource.getrusage(resource.RUSAGE_SELF)
     cpu = now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
-    return page, cpu, time.perf_counter() - began
+    return page, {"wall": time.perf_counter() - began, "cpu": cpu, "peak": now.ru_maxrss / 1024}
 
 
 def opened(browser: Browser, page: Path) -> float:
@@ -112,22 +116,29 @@ def opened(browser: Browser, page: Path) -> float:
     return time.perf_counter() - began
 
 
-def main(layers: int = 500, samples: int = 1000, ranks: int = 1) -> None:
+def apart(work: Callable[..., T], *arguments: Any) -> T:
+    """What a function returns in a process of its own, so that its memory is counted alone."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(work, *arguments).result()
+
+
+def main(layers: int = 500, samples: int = 1000, ranks: int = 1, whole: bool = True) -> None:
     """Print the table."""
     with tempfile.TemporaryDirectory() as root:
-        with ProcessPoolExecutor(1, get_context("spawn")) as apart:  # so that its memory is not counted below
-            big = apart.submit(write, Path(root) / "big", layers, samples, ranks).result()
-        page, cpu, wall = made(big)
-        small, *_ = made(empty(Path(root) / "empty"))
+        big = apart(write, Path(root) / "big", layers, samples, ranks, whole)
+        page, took = apart(made, big)
+        small, _ = made(empty(Path(root) / "empty"))
         browser = start()
         times = {name: min(opened(browser, p) for _ in range(3)) for name, p in (("empty", small), ("big", page))}
         browser.driver.quit()
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print(f"{layers} layers x {samples} samples x {ranks} ranks, {39 * layers * samples * ranks:,} rows")
-        print(f"page written in  {wall:6.1f} s   ({cpu:.1f} s of CPU, {peak:.0f} MB at most)")
+        rows = (39 if whole else 3) * layers * samples * ranks
+        print(f"{layers} layers x {samples} samples x {ranks} ranks, {rows:,} rows")
+        print(f"report made in   {took['wall']:6.1f} s   ({took['cpu']:.1f} s of CPU, {took['peak']:.0f} MB at most)")
         print(f"page size        {page.stat().st_size / 1e6:6.1f} MB")
         print(f"page opened in   {times['big']:6.2f} s   (an empty one {times['empty']:.2f} s)")
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    numbers = [int(word) for word in sys.argv[1:] if word.isdigit()]
+    size = dict(zip(("layers", "samples", "ranks"), numbers, strict=False))
+    main(**size, whole="operands" not in sys.argv)
