@@ -15,6 +15,9 @@ from fp8dbg.runs.files import write_whole
 from fp8dbg.runs.fingerprint import parse_run_json_name, read_run_json, refuse_newer
 from fp8dbg.runs.reader import require_folder
 
+_ASKED = ("every", "windows", "dump", "trigger_steps", "spike", "limits", "trigger_dump")
+"""Options of ``attach`` that are settings of a live run; its ``layers`` are those hooked at all."""
+
 
 class Control:
     """What a run was asked for when it was attached to, and what ``control.toml`` says since.
@@ -35,7 +38,7 @@ class Control:
         options = ranks[0].get("options")
         options = options if isinstance(options, dict) else {}
         self._layers = [str(layer["layer"]) for rank in ranks for layer in _listed(rank) if "layer" in layer]
-        asked = {name: options[name] for name in ("every", "windows", "dump") if name in options}
+        asked = {name: options[name] for name in _ASKED if name in options}
         self._asked = Settings().changed(asked)
         self.finished = all(rank.get("finished") for rank in ranks)
 
@@ -76,7 +79,12 @@ class Control:
         """
         merged = {name: value for name, value in self.said().items() if name != "dump"} | dict(values)
         self._asked.changed(merged)
-        self._check_layers([*values.get("layers", ()), *(one.rpartition(":")[0] for one in values.get("dump", ()))])
+        self._check_layers(
+            [
+                *values.get("layers", ()),
+                *(one.rpartition(":")[0] for key in ("dump", "trigger_dump") for one in values.get(key, ())),
+            ]
+        )
         text = "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in merged.items())
         try:
             write_whole(self._file, lambda file: file.write(text.encode()))

@@ -202,9 +202,11 @@ class Probe:
             self.emit("tensors", {**m.row(), "tensor": role, "histogram": self._histogram(m, tensor)})
 
     def _dump(self, role: str, tensor: Tensor) -> None:
-        wanted = bool(self.recorder.dumps) and self.layer.module.training
-        if wanted and self.recorder.dumps.take(self.layer.name, role):
+        if not self.layer.module.training:
+            return
+        if self.recorder.dumps and self.recorder.dumps.take(self.layer.name, role):
             self.recorder.writer.dump(self.call.step, self.layer.name, {role: tensor})
+        self.recorder.ring.keep(self.call.step, self.layer.name, role, tensor)
 
     def _histogram(self, m: Measurement, tensor: Tensor) -> dict[str, Any] | None:
         if self.probing.histogram != "codes":

@@ -21,6 +21,7 @@ from fp8dbg.recording.names import matches, named_layers
 from fp8dbg.recording.probe import Probe, Probing
 from fp8dbg.recording.steps import Optimizers, StepLog
 from fp8dbg.recording.tensors import modes_active, undisturbed
+from fp8dbg.recording.triggers import Losses, Ring, past_limit
 from fp8dbg.recording.watch import Call, ModuleHandle, Watch, hook_module
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ class Recorder:
         self.ledger, self.probing = parts.ledger, parts.probing
         self.watches: list[Watch] = []
         self._claimed: set[int] = set()
-        self.inputs, self.log, self.dumps = LastSeen(), StepLog(parts.writer), Dumps()
+        self.inputs, self.log, self.dumps = LastSeen(), StepLog(parts.writer, self.loss_seen), Dumps()
+        self.losses, self.ring = Losses(), Ring()
         self.step, self.microbatch, self.tick = first_step, 0, 0
         self.calls = self._calls_at_root = self._calls_at_step = 0
         self.stepped: set[int] = set()
@@ -249,7 +251,13 @@ class Recorder:
         self.sampled = self.reason is not None and not self.paused
         if self.sampled:
             self.settle()
-            self.dumps = Dumps((*self.parts.dump, *self.sampling.once))
+            self._open_dumps()
+
+    def _open_dumps(self) -> None:
+        """After a trigger its tensors are saved at once; before one they are kept, in case it comes."""
+        asked, after = self.sampling.settings.trigger_dump, self.sampling.follows_trigger(self.step)
+        self.dumps = Dumps((*self.parts.dump, *self.sampling.once, *(asked if after else ())))
+        self.ring.open(() if after else asked)
 
     def settle(self) -> None:
         """Turn finished calls into rows and hand them to the writer; waits for an accelerator."""
@@ -262,20 +270,32 @@ class Recorder:
     def write_amaxes(self, done: list[Call]) -> None:
         """Rows of ``amax``; the emulated scales move on."""
         if done:
-            self.writer.append("amax", self.ledger.settle(done))
+            rows = self.ledger.settle(done)
+            self.writer.append("amax", rows)
+            bad = next((row for row in rows if row["nan"]), None)
+            if bad is not None:
+                self.trigger(bad["step"], bad["layer"], f"{bad['tensor']} of {bad['layer']} holds {bad['nan']} NaN.")
 
     @guarded("what is measured in full")
     def write_figures(self, done: list[Call]) -> None:
         """Rows of ``tensors`` and ``gemms``."""
         for call in done:
             if call.probe is not None:
-                for table, row in call.probe.take():
+                taken = call.probe.take()
+                for table, row in taken:
                     self.writer.append(table, [row])
+                self.look_at_figures(call, [row for table, row in taken if table == "tensors"])
+
+    def look_at_figures(self, call: Call, rows: list[Row]) -> None:
+        """A figure of an operand past its limit triggers; those of the results come later and are not looked at."""
+        limits = self.sampling.settings.figure_limits
+        if limits and (found := past_limit(rows, limits)) is not None:
+            self.trigger(call.step, *found)
 
     @guarded("losses that are on a device")
     def write_losses(self) -> None:
         """Rows of ``steps`` that had to wait."""
-        self._look_at_loss(self.log.settle())
+        self.log.settle()
 
     @guarded("the rows of steps")
     def close_step(self, now: float) -> None:
@@ -290,14 +310,23 @@ class Recorder:
             "reason": self.reason,
         }
         self._began, self.spent = now, 0.0
-        self._look_at_loss(self.log.close_step(row))
+        self.log.close_step(row)
         if self.sampled:
             self.write_losses()
             self.writer.flush()
 
-    def _look_at_loss(self, finite: bool) -> None:
-        if not finite:
-            self.sampling.trigger(self.step)
+    def loss_seen(self, step: int, loss: float) -> None:
+        """The loss of a step is known: a spike, or what is not finite, triggers."""
+        why = self.losses.unusual(step, loss, float(self.sampling.settings.spike))
+        if why is not None:
+            self.trigger(step, None, why)
+
+    def trigger(self, step: int, layer: str | None, why: str) -> None:
+        """Measure the next steps in full and save the tensors that the ring holds; unless it is too soon for that."""
+        if self.sampling.trigger(self.step):
+            first, last = self.step + 1, self.step + self.sampling.settings.trigger_steps
+            self.writer.event(step, "trigger", layer, f"{why} Steps {first} to {last} are measured in full.")
+            self.ring.save(self.writer)
 
     def _say_not_counted(self, optimizer: Optimizer) -> None:
         detail = (

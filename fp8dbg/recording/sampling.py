@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from fp8dbg.errors import UnknownNameError, UsageError
 from fp8dbg.numerics.arguments import texts
+from fp8dbg.recording.triggers import SPIKE, FigureLimit, figure_limit
 from fp8dbg.runs.files import is_regular
 from fp8dbg.runs.schema import ROLES
 
@@ -31,7 +34,10 @@ LAST_STEP = (1 << 63) - 1
 """The largest number that a run folder's column of steps can hold."""
 
 TRIGGER_STEPS = 3
-"""Steps measured in full after a loss that is not finite: enough to see where it spreads."""
+"""Steps measured in full after a trigger: enough to see where it spreads."""
+
+REST = 10
+"""After them, as many times their number in which nothing triggers: what stays broken does not measure all of a run."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +51,12 @@ class Settings:
         tensors: the roles measured in full.
         dump: ``layer:tensor`` globs whose values are saved once, at the next step.
         stop: record nothing, until it is false again.
+        trigger_steps: steps measured in full after a trigger: a loss that is not finite or spikes, a NaN in an operand,
+            a figure past its limit. 0: nothing triggers.
+        spike: times the usual change from step to step by which a spike exceeds the usual loss; 0: none does.
+        limits: figures past which a tensor measured in full triggers, as "layers.3.*:input underflow_ratio > 0.5".
+        trigger_dump: ``layer:tensor`` globs whose values are saved on the steps after a trigger, together with those of
+            the last measured steps before it as far as they fit into a ring of 16 MiB.
     """
 
     every: int = 100
@@ -53,6 +65,10 @@ class Settings:
     tensors: tuple[str, ...] = ROLES
     dump: tuple[str, ...] = ()
     stop: bool = False
+    trigger_steps: int = TRIGGER_STEPS
+    spike: float = SPIKE
+    limits: tuple[str, ...] = ()
+    trigger_dump: tuple[str, ...] = ()
 
     def checked(self) -> Settings:
         """Itself.
@@ -74,7 +90,8 @@ class Settings:
         for role in self.tensors:
             if role not in ROLES:
                 raise UnknownNameError("tensor", role, list(ROLES))
-        for request in self.dump:
+        self._check_triggers()
+        for request in (*self.dump, *self.trigger_dump):
             if ":" not in request:
                 raise UsageError(
                     f"{request!r:.100} names no tensor to save.", "Give layer:tensor, as 'layers.3.*:input'."
@@ -83,6 +100,24 @@ class Settings:
             if not any(fnmatchcase(role, tensor) for role in ROLES):
                 raise UnknownNameError("tensor", tensor, list(ROLES))
         return self
+
+    def _check_triggers(self) -> None:
+        if type(self.trigger_steps) is not int or not 0 <= self.trigger_steps <= 1000:
+            raise UsageError(
+                f"trigger_steps={self.trigger_steps!r:.100} is no number of steps.",
+                "Give 0 to 1000; 0: nothing triggers.",
+            )
+        if type(self.spike) not in (int, float) or not 0 <= self.spike < math.inf:
+            raise UsageError(
+                f"spike={self.spike!r:.100} is no score.", "Give a number from 0 up; 0: no loss is a spike."
+            )
+        for text in self.limits:
+            figure_limit(text)
+
+    @cached_property
+    def figure_limits(self) -> tuple[FigureLimit, ...]:
+        """``limits``, read."""
+        return tuple(figure_limit(text) for text in self.limits)
 
     def changed(self, values: Mapping[str, Any]) -> Settings:
         """These settings with others in place of some.
@@ -97,7 +132,7 @@ class Settings:
         merged = {name: values.get(name, getattr(self, name)) for name in known}
         try:
             merged["windows"] = tuple((first, last) for first, last in merged["windows"])
-            for name in ("layers", "tensors", "dump"):
+            for name in ("layers", "tensors", "dump", "limits", "trigger_dump"):
                 merged[name] = texts(name, merged[name])
         except (TypeError, ValueError) as error:
             raise UsageError(f"A setting has the wrong shape ({error}).", "Give windows as [[100, 120]].") from None
@@ -140,6 +175,7 @@ class Sampling:
     """Tensors to save at this step because the control file asked for it."""
     _asked: Settings = field(init=False)
     _until: int = -1
+    _rest: int = -1
     _seen: int | None = None
     _next_look: float = 0.0
 
@@ -162,11 +198,16 @@ class Sampling:
         return "every" if self.settings.every and step % self.settings.every == 0 else None
 
     def trigger(self, step: int) -> bool:
-        """Have the steps after ``step`` measured in full; False if they are already going to be."""
-        fresh = step > self._until
-        if fresh:
-            self._until = step + TRIGGER_STEPS
-        return fresh
+        """Have the steps after ``step`` measured in full; False if they are already going to be, or it is too soon."""
+        steps = self.settings.trigger_steps
+        if not steps or step <= self._rest:
+            return False
+        self._until, self._rest = step + steps, step + steps * (1 + REST)
+        return True
+
+    def follows_trigger(self, step: int) -> bool:
+        """Whether the step is one of those after a trigger."""
+        return step <= self._until
 
     def _read_control(self) -> bool:
         """Take over a control file that changed since the last look."""

@@ -26,9 +26,10 @@ from fp8dbg.recording.ledger import Ledger
 from fp8dbg.recording.names import matches, named_layers, rank
 from fp8dbg.recording.probe import Probing
 from fp8dbg.recording.recorder import Parts, Recorder
-from fp8dbg.recording.sampling import Sampling, Settings
+from fp8dbg.recording.sampling import TRIGGER_STEPS, Sampling, Settings
 from fp8dbg.recording.shadows import KEPT_BYTES
 from fp8dbg.recording.steps import Optimizers, numbers
+from fp8dbg.recording.triggers import RING_BYTES, SPIKE
 from fp8dbg.recording.watch import Watch
 from fp8dbg.runs.writer import RunWriter
 
@@ -53,6 +54,10 @@ def attach(
     windows: Sequence[tuple[int, int]] = (),
     dump: str | Sequence[str] = (),
     histogram: Literal["binade", "codes"] | None = "binade",
+    trigger_steps: int = TRIGGER_STEPS,
+    spike: float = SPIKE,
+    limits: str | Sequence[str] = (),
+    trigger_dump: str | Sequence[str] = (),
     first_step: int = 0,
     max_bytes: int | None = None,
 ) -> Session:
@@ -77,6 +82,13 @@ def attach(
         windows: (first, last) steps, inclusive, in which every step is measured.
         dump: ``layer:tensor`` globs of tensors saved whole on measured steps.
         histogram: "binade" counts per power of two, "codes" counts every 16-bit code, None leaves histograms out.
+        trigger_steps: steps measured in full after a trigger: a loss that is not finite or spikes, a NaN in an operand,
+            a figure past its limit; ten times as many follow in which nothing triggers. 0: nothing does.
+        spike: times the usual change from step to step by which a spike exceeds the usual loss; 0: none does.
+        limits: figures of operands, on measured steps, past which they trigger, as "underflow_ratio > 0.5" or
+            "layers.3.*:input saturated_ratio > 0.01".
+        trigger_dump: ``layer:tensor`` globs of tensors saved whole on the steps after a trigger, and with them those of
+            the last measured steps before it, as far as 16 MiB hold them.
         first_step: number of the first step, for a resumed training.
         max_bytes: recording stops when this session has written as much; None: no limit.
 
@@ -85,7 +97,8 @@ def attach(
         RunFolderError: ``run_dir`` cannot be written, or holds a run of a newer schema.
     """
     model, types = a_module(model), _types(also)
-    settings = Settings(every=every).changed({"windows": windows, "dump": dump, "layers": layers})
+    triggers = {"trigger_steps": trigger_steps, "spike": spike, "limits": limits, "trigger_dump": trigger_dump}
+    settings = Settings(every=every).changed({"windows": windows, "dump": dump, "layers": layers} | triggers)
     _check_numbers(rows, first_step, max_bytes)
     if histogram not in ("binade", "codes", None):
         raise UsageError(f"histogram={histogram!r:.100} is no kind of histogram.", "Give 'binade', 'codes' or None.")
@@ -93,6 +106,7 @@ def attach(
     optimizers = Optimizers(model, optimizer)
     options = {"every": every, "rows": rows, "layers": settings.layers, "also": [t.__name__ for t in types]}
     options |= {"what_if": [r.label for r in recipes[1]], "windows": settings.windows, "dump": settings.dump}
+    options |= {name: getattr(settings, name) for name in triggers}
     options |= {"histogram": histogram, "first_step": first_step, "max_bytes": max_bytes}
     facts = {"recipe": recipes[0].to_dict(), "options": options, "model": type(model).__name__, "layout": _layout()}
     writer = RunWriter(run_dir, rank(), facts, max_bytes=max_bytes)
@@ -163,7 +177,8 @@ class Session:
         for name, path, module in list(recorder.unclaimed(model, lambda m: isinstance(m, types))):
             self._handles.append(recorder.hook(OperandsOnly(name, module, path)))
         recorder.asked = _asked(model)
-        recorder.probing.kept_bytes = KEPT_BYTES // max(len(recorder.watches), 1)
+        kept = KEPT_BYTES - (RING_BYTES if self._parts.sampling.settings.trigger_dump else 0)
+        recorder.probing.kept_bytes = kept // max(len(recorder.watches), 1)
         self._parts.writer.update_fingerprint(layers=[self._facts(watch) for watch in recorder.watches])
         self._say_what_is_odd(model)
         boundaries.listen(recorder)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -102,10 +102,11 @@ class StepLog:
 
     Args:
         writer: where rows go.
+        seen: told step and loss whenever a row with a loss is written.
     """
 
-    def __init__(self, writer: RunWriter) -> None:
-        self._writer = writer
+    def __init__(self, writer: RunWriter, seen: Callable[[int, float], None]) -> None:
+        self._writer, self._seen = writer, seen
         self._losses: list[float | Tensor] = []
         self._logged: Row = {}
         self._held: list[Row] = []
@@ -133,8 +134,8 @@ class StepLog:
                 return
         self._write({"step": self._last_step, "rank": self._writer.rank, **values})
 
-    def close_step(self, row: Row) -> bool:
-        """Finish the step's row. False if its loss is known and not finite."""
+    def close_step(self, row: Row) -> None:
+        """Finish the step's row."""
         self._last_step = row["step"]
         losses, logged, self._losses, self._logged = self._losses, self._logged, [], {}
         if losses and "loss" not in logged:
@@ -142,25 +143,23 @@ class StepLog:
         row |= logged
         if any(isinstance(v, Tensor) and not v.is_cpu for v in row.values()):
             self._held.append(row)
-            return True
-        return self._write(row)
+        else:
+            self._write(row)
 
-    def settle(self) -> bool:
-        """Write the rows whose values are still on a device; waits for it. False if a loss is not finite."""
+    def settle(self) -> None:
+        """Write the rows whose values are still on a device; waits for it."""
         held, self._held = self._held, []
-        finite = [self._write(row) for row in held]
-        return all(finite)
+        for row in held:
+            self._write(row)
 
-    def _write(self, row: Row) -> bool:
+    def _write(self, row: Row) -> None:
         row = {name: float(v) if isinstance(v, Tensor) else v for name, v in row.items()}
         loss = row.get("loss")
-        bad = loss is not None and not math.isfinite(loss)
-        if bad and not row.get("reason"):
+        if loss is not None and not math.isfinite(loss) and not row.get("reason"):
             row["reason"] = f"loss is {loss}"
         self._writer.append("steps", [row])
-        if bad:
-            self._writer.event(row["step"], "trigger", None, f"The loss of step {row['step']} is {loss}.")
-        return not bad
+        if loss is not None:
+            self._seen(row["step"], loss)
 
 
 def numbers(values: Iterable[tuple[str, Any]]) -> Row:
