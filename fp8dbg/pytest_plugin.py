@@ -37,7 +37,7 @@ class RecordedRun:
         self._sessions: list[Session] = []
 
     def attach(self, model: nn.Module, **options: Any) -> Session:
-        """Record a model into ``path``; the options are those of ``fp8dbg.attach``. The test's end closes what is open."""
+        """Record a model into ``path``, with the options of ``fp8dbg.attach``; closed with the test at the latest."""
         import fp8dbg
 
         session = fp8dbg.attach(model, self.path, **options)

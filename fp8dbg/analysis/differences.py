@@ -147,7 +147,7 @@ def differences(a: Folder, b: Folder, order: Mapping[str, int]) -> Differences:
     sides = [figures_of(folder, "compare_tensors") for folder in (a, b)]
     tensors = _paired(*sides)
     gemms = _paired(*(figures_of(folder, "compare_gemms") for folder in (a, b)))
-    steps = sorted(tensors["step"].unique().tolist())
+    steps = sorted({*tensors["step"].tolist(), *gemms["step"].tolist()})
     found, rows = [], []
     for table, figures in ((tensors, TENSOR_FIGURES), (gemms, GEMM_FIGURES)):
         for figure in figures:

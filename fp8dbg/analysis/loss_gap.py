@@ -23,10 +23,13 @@ WINDOW = 5
 """Steps that one mean of the gap is taken over, at least."""
 
 SIGMAS, TAIL_SIGMAS = 6.0, 4.0
-"""Standard errors that a window's and the tail's gap must exceed: there are many windows and one tail."""
+"""Standard errors that a window's gap, and the tail's slope, must exceed; and the tail's gap: there is one tail."""
 
 MATERIAL_OPENING, MATERIAL_TAIL = 0.06, 0.03
 """Shares of what was learned (the fall of the loss) below which a gap says nothing: two seeds of a recipe differ so."""
+
+BLOCKS = 8
+"""Windows from whose scatter a variance is still taken."""
 
 LEARNED = 0.01
 """Share of its first loss by which a run's loss must fall, beyond its noise, to have learned anything."""
@@ -81,7 +84,7 @@ class LossGap:
     def drifts(self) -> bool:
         """Whether the gap still changes over the tail, by more than noise and by more than its band."""
         moved = abs(self.tail_slope) * (self.steps[-1] - self.tail_from)
-        return abs(self.tail_slope_sigmas) > TAIL_SIGMAS and moved > self.tail_band
+        return abs(self.tail_slope_sigmas) > SIGMAS and moved > self.tail_band
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, without the gap of every step."""
@@ -160,12 +163,16 @@ def _means(values: Floats, width: int) -> Floats:
 
 
 def _inflation(gap: Floats, width: int) -> float:
-    """How much more the means of windows scatter, from one to the next, than independent steps would let them."""
-    means = _means(gap, width)
+    """How much more the means of windows scatter, from one to the next, than independent steps would let them.
+
+    The widest of the windows that there are ``BLOCKS`` of counts: the longer steps remember, the longer they must be. A
+    memory longer than a tenth of the run cannot be told from a difference by anything.
+    """
     noise = _step_noise(gap)
-    if len(means) < 4 or noise == 0:
+    if noise == 0:
         return 1.0
-    return float(np.clip(width * _step_noise(means) ** 2 / noise**2, 1.0, width))
+    widths = [width << i for i in range(8) if len(gap) // (width << i) >= BLOCKS]
+    return float(max([1.0, *(w * _step_noise(_means(gap, w)) ** 2 / noise**2 for w in widths)]))
 
 
 def _fall(a: Floats, b: Floats) -> float:

@@ -105,7 +105,10 @@ def _loss(comparison: Comparison, charts: dict[str, Chart]) -> str:
         return section("loss", "Loss", "<p>No step has a loss in both runs.</p>")
     each = math.ceil(len(comparison.losses) / POINTS)
     thinned = f" Each point is the mean of {each} steps." if each > 1 else ""
-    note = f'<p class="note">Dotted: where the runs begin to differ. Shaded: the mean gap of the last third that noise accounts for.{thinned}</p>'
+    note = (
+        '<p class="note">Dotted: where the runs begin to differ. Shaded: the mean gap of the last third that noise '
+        f"accounts for.{thinned}</p>"
+    )
     gap = _chart("gap", "Gap of the loss: B less A") if "gap" in charts else ""
     return section("loss", "Loss", _chart("loss", "Loss of both runs") + gap + note)
 
