@@ -264,6 +264,8 @@ def run(
     layers: Annotated[list[str] | None, typer.Option(metavar="GLOB", help="Layers to record; may be repeated.")] = None,
     fallback: Annotated[Path | None, typer.Option(metavar="PLAN", help="Plan (JSON) to apply to the model.")] = None,
     first_step: Annotated[int, typer.Option(metavar="N", help="Number of the first step, for a resumed training.")] = 0,
+    limit: Limits = None,
+    trigger_dump: TriggerDump = None,
     as_json: Annotated[bool, typer.Option("--json", help="After CMD's own output print how it ended as JSON.")] = False,
 ) -> None:
     """Run a program, unmodified, and record what it trains.
@@ -276,7 +278,9 @@ def run(
         _require_plan(fallback)
     if (out / "run.json").exists():
         output.say(f"{out} holds a run already: this one continues it. --out gives another folder.")
-    outcome = launch(command, Options(out, every, recipe, tuple(layers or ["*"]), fallback, first_step))
+    triggers = tuple(limit or ()), tuple(trigger_dump or ())
+    options = Options(out, every, recipe, tuple(layers or ["*"]), fallback, first_step, *triggers)
+    outcome = launch(command, options)
     for folder in outcome.folders:
         output.say(f"Recorded in {folder}: fp8dbg report {folder}")
     if outcome.detail:

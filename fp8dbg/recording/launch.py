@@ -42,9 +42,11 @@ class Options:
     layers: tuple[str, ...] = ("*",)
     fallback: Path | None = None
     first_step: int = 0
+    limits: tuple[str, ...] = ()
+    trigger_dump: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        Settings(every=self.every).checked()
+        Settings(every=self.every, limits=self.limits, trigger_dump=self.trigger_dump).checked()
         recipe_named(self.recipe)
         whole("first_step", self.first_step, 0)
 

@@ -179,7 +179,8 @@ class Attacher:
         from fp8dbg.recording.session import attach
 
         said = _apply(self._options["fallback"], model) if self._options["fallback"] else []
-        asked = {name: self._options[name] for name in ("recipe", "every", "layers", "first_step")}
+        names = ("recipe", "every", "layers", "first_step", "limits", "trigger_dump")
+        asked = {name: self._options[name] for name in names}
         session = attach(model, path, **asked)
         for sentence in said:
             session.recorder.event("config", None, sentence)
