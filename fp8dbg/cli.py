@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fp8dbg import __version__, output
-from fp8dbg.errors import Fp8dbgError, NothingRecordedError, UsageError
+from fp8dbg.errors import Fp8dbgError, NothingRecordedError, UsageError, optional_library
 
 if TYPE_CHECKING:
     from fp8dbg.analysis.run import Run
@@ -290,6 +290,34 @@ def run(
     raise typer.Exit(outcome.code)
 
 
+@app.command(context_settings={"allow_interspersed_args": False})
+def bisect(
+    command: Annotated[list[str], typer.Argument(metavar="-- CMD ...", help="A short training run in FP8.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of the trials; an old one is continued.")] = Path(
+        "bisect_dir"
+    ),
+    plan_space: Annotated[str, typer.Option(help="What is told apart: gemms, layers or kinds.")] = "gemms",
+    last: Annotated[int, typer.Option(help="Steps at the end whose mean loss counts.")] = 20,
+    repeats: Annotated[int, typer.Option(help="Trials all in BF16, and none, for the noise.")] = 2,
+    as_json: Json = False,
+) -> None:
+    """Find the smallest set to keep in BF16 by short reruns of CMD.
+
+    CMD starts from one checkpoint each time; FP8DBG_REPEAT is the number of a repeat, to seed it by. Every trial is a
+    run folder below DIR/trials; DIR/plan.json is the answer.
+    """
+    from fp8dbg.bisecting import Asked, Bisection, table
+
+    with output.progress(None, "trials") as advance:
+        trials = Bisection(out, Asked(tuple(command), plan_space, last, repeats), advance)
+        found = trials.run()
+    if as_json:
+        typer.echo(output.json_text({"found": asdict(found), "trials": [asdict(trial) for trial in trials.trials]}))
+    else:
+        output.print_table(["trial", "layers", "gemms", "in_bf16", "loss", "code"], table(trials.trials))
+        typer.echo(f"\n{found.detail} {out / 'plan.json'} is the plan.")
+
+
 @app.command()
 def control(
     run_folder: RunFolder,
@@ -323,6 +351,26 @@ def control(
         output.print_table(["setting", "value", "set_by"], settings)
     if live.finished and (changes or reset):
         output.say(f"{run_folder} is finished: the next session that records into it will read this.")
+
+
+@app.command()
+def watch(
+    run_folder: RunFolder,
+    as_json: Annotated[bool, typer.Option("--json", help="Print what it would show now, once, as JSON.")] = False,
+) -> None:
+    """A live run in the terminal: loss, findings, worst tensors.
+
+    Keys make it measure more or less often, or save the tensor under the cursor. Works over ssh; takes 3 % of a core.
+    """
+    if as_json:
+        from fp8dbg.render.live import snapshot
+
+        typer.echo(output.json_text(snapshot(run_folder)))
+        return
+    optional_library("textual", "watch")
+    from fp8dbg.watching import watch
+
+    watch(run_folder)
 
 
 @app.command()

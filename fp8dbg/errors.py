@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import Any
+
 
 class Fp8dbgError(Exception):
     """Base of every error meant for a user.
@@ -55,3 +58,15 @@ class NothingRecordedError(Fp8dbgError):
     """A run folder that opens but holds no rows to answer from."""
 
     exit_code = 3
+
+
+def optional_library(name: str, extra: str) -> Any:
+    """A library that only one of fp8dbg's extras installs.
+
+    Raises:
+        UsageError: it is not installed; the message says how to install it.
+    """
+    try:
+        return import_module(name)
+    except ImportError:
+        raise UsageError(f"{name} is not installed.", f"pip install 'fp8dbg[{extra}]' brings it.") from None

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,7 +21,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from fp8dbg.errors import UnknownNameError, UsageError
+from fp8dbg.errors import UnknownNameError, UsageError, optional_library
 from fp8dbg.runs.folder import Folder
 from fp8dbg.runs.queries import stream
 from fp8dbg.runs.schema import TABLES
@@ -63,24 +62,12 @@ def export(run: Folder, to: str, out: Path) -> Exported:
         if out.exists() and not (out.is_dir() and not any(out.iterdir())):
             raise UsageError(f"{out} exists and is not an empty folder.", "Give another folder.")
         if to in _LIBRARIES:
-            library(_LIBRARIES[to], to)
+            optional_library(_LIBRARIES[to], to)
         out.mkdir(parents=True, exist_ok=True)
         rows = write(run, out)
     except OSError as error:
         raise UsageError(f"Cannot write {out}: {error.strerror or error}.", "Give another folder.") from error
     return Exported(str(out), to, rows, then.format(out=out))
-
-
-def library(name: str, extra: str) -> Any:
-    """An optional library.
-
-    Raises:
-        UsageError: it is not installed; the message says how to install it.
-    """
-    try:
-        return import_module(name)
-    except ImportError:
-        raise UsageError(f"{name} is not installed.", f"pip install 'fp8dbg[{extra}]' brings it.") from None
 
 
 def _parquet(run: Folder, out: Path) -> int:
@@ -127,7 +114,7 @@ def _points(run: Folder, write: Callable[[Iterator[Point]], int]) -> int:
 def _tensorboard(run: Folder, out: Path) -> int:
     def write(points: Iterator[Point]) -> int:
         count = 0
-        with library("tensorboardX", "tensorboard").SummaryWriter(str(out), write_to_disk=True) as board:
+        with optional_library("tensorboardX", "tensorboard").SummaryWriter(str(out), write_to_disk=True) as board:
             for count, (step, name, value) in enumerate(points, 1):  # noqa: B007  # how many there were is the answer
                 board.add_scalar(_tame(name), value, step)
         return count
@@ -136,7 +123,7 @@ def _tensorboard(run: Folder, out: Path) -> int:
 
 
 def _wandb(run: Folder, out: Path) -> int:
-    wandb = library("wandb", "wandb")
+    wandb = optional_library("wandb", "wandb")
     settings = wandb.Settings(silent=True, console="off", disable_git=True, save_code=False)
 
     def write(points: Iterator[Point]) -> int:
@@ -154,7 +141,7 @@ def _wandb(run: Folder, out: Path) -> int:
 
 
 def _mlflow(run: Folder, out: Path) -> int:
-    library("mlflow", "mlflow")
+    optional_library("mlflow", "mlflow")
     from mlflow.entities import Metric
     from mlflow.tracking import MlflowClient
 

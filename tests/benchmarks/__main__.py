@@ -23,6 +23,6 @@ def _processors() -> list[str]:
 
 
 print(machine())
-for name in ("census", "training", "commands"):
+for name in ("census", "training", "commands", "pandas_group_bys"):
     print(f"\n{name}", flush=True)
     subprocess.run([sys.executable, "-m", f"tests.benchmarks.{name}"], check=True)
