@@ -30,6 +30,9 @@ from fp8dbg.analysis.verdicts import shared
 from fp8dbg.numerics.formats import FORMATS
 from fp8dbg.runs.schema import OPERANDS
 
+ERROR_FACTOR_EVEN = 8.0
+"""For INT8, whose steps are even: its error grows with amax over rms, which training drives to eight times Gaussian's."""
+
 LOST, LOST_SIGMAS = 0.25, 6.0
 """Share of what was learned, and standard errors, by which the loss may end above its best tenth."""
 
@@ -169,6 +172,7 @@ def error(evidence: Evidence) -> Gate:
 
     def limit(row: Row) -> tuple[float, str]:
         factor = shared.ERROR_FACTOR if row["granularity"] == "tensor" else shared.ERROR_FACTOR_FINE
+        factor = ERROR_FACTOR_EVEN if row["format"] == "int8" else factor
         floor = noise_floor(row) or 0.0
         return factor * floor, f"{factor:g} times what {row['format']} does to Gaussian data ({floor:.3g})"
 
