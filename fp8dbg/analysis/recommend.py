@@ -104,8 +104,9 @@ def recommend(
     passing = [f for f in wanted if early_only(evidence, f)]
     lasting = [f for f in wanted if f not in passing]
     faults = HarmModel(evidence, lasting).faults()
-    chosen = {(g.layer, g.gemm) for fault in faults for g in chosen_gemms(fault)}
-    chosen |= {(layer, gemm) for layer, gemms in (kept or {}).items() for gemm in gemms} & _read(lasting)
+    in_bf16 = {(layer, gemm) for layer, gemms in (kept or {}).items() for gemm in gemms} & _read(lasting)
+    open_faults = [fault for fault in faults if not _settled(fault, in_bf16)]
+    chosen = in_bf16 | {(g.layer, g.gemm) for fault in open_faults for g in chosen_gemms(fault)}
     finer = {layer: finer_recipe(evidence, layer, lasting) for layer in {f.layer or "" for f in lasting}}
     plan = _plan(plan_for(lasting, kept), chosen, finer)
     after = _may_follow(findings, lasting, evidence.interval)
@@ -151,6 +152,12 @@ def chosen_gemms(fault: Fault) -> tuple[GemmHarm, ...]:
             chosen.append(gemm)
             removed += gemm.harm or 0.0
     return tuple(chosen)
+
+
+def _settled(fault: Fault, in_bf16: set[tuple[str, str]]) -> bool:
+    """Whether a plan already took the forward part away: the run then shows what is left, not what was chosen from."""
+    forward = {(g.layer, g.gemm) for g in fault.gemms if g.gemm == "fprop"}
+    return bool(forward) and forward <= in_bf16
 
 
 def _may_follow(findings: Sequence[Finding], lasting: Sequence[Finding], interval: int) -> list[Finding]:
