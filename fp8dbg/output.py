@@ -133,8 +133,13 @@ def _aligned(columns: Sequence[Sequence[str]]) -> Iterator[str]:
 
 
 @contextmanager
-def progress(total: int, title: str) -> Iterator[Advance]:
-    """A bar on stderr, only where stderr is a terminal; yields what to call as the work goes on."""
+def progress(total: int | None, title: str) -> Iterator[Advance]:
+    """A bar on stderr, only where stderr is a terminal; yields what to call as the work goes on.
+
+    Args:
+        total: how much there is to do; None: nobody knows, the bar only says that it goes on.
+        title: what is being done.
+    """
     if not sys.stderr.isatty():
         yield lambda done, words: None
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -73,10 +74,18 @@ class Outcome:
     detail: str
 
 
-def launch(command: Sequence[str], options: Options) -> Outcome:
+def launch(
+    command: Sequence[str], options: Options, log: Path | None = None, variables: Mapping[str, str] | None = None
+) -> Outcome:
     """Run a command to its end; it and all Python processes below it record what they train.
 
     Signals are passed on to it. Its standard streams are this process's own.
+
+    Args:
+        command: the program and its arguments.
+        options: how it is recorded.
+        log: a file that takes what it prints, instead.
+        variables: to add to its environment.
 
     Raises:
         UsageError: it cannot be started.
@@ -84,7 +93,7 @@ def launch(command: Sequence[str], options: Options) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="fp8dbg-") as folder:
         told = Path(folder) / "told"
         told.touch()
-        code = _run(command, environment(options, told))
+        code = _run(command, {**environment(options, told), **(variables or {})}, log)
         words = told.read_text(encoding="utf-8", errors="replace").splitlines()
     folders, failures = _after(words, "attached "), _after(words, "failed ")
     return Outcome(code, folders, failures, _detail(words, folders, failures))
@@ -96,11 +105,14 @@ def environment(options: Options, told: Path, base: Mapping[str, str] = os.envir
     return {**base, "PYTHONPATH": path, "FP8DBG_RUN": options.to_json(), "FP8DBG_TOLD": str(told)}
 
 
-def _run(command: Sequence[str], variables: Mapping[str, str]) -> int:
+def _run(command: Sequence[str], variables: Mapping[str, str], log: Path | None) -> int:
     try:
-        process = subprocess.Popen(command, env=variables)
+        with log.open("wb") if log else contextlib.nullcontext() as output:
+            error_output = subprocess.STDOUT if log else None
+            process = subprocess.Popen(command, env=variables, stdout=output, stderr=error_output)
     except OSError as error:
-        raise UsageError(f"{command[0]} cannot be started: {error.strerror}.", "Give a command after --.") from error
+        what = error.filename or command[0]
+        raise UsageError(f"{what} cannot be started: {error.strerror}.", "Give a command after --.") from error
     with _forwarding(process):
         code = process.wait()
     return 128 - code if code < 0 else code

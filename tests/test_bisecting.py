@@ -1,0 +1,92 @@
+"""``fp8dbg bisect``: trials that are run folders, state that survives a kill, and a planted fault found."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fp8dbg.bisecting import Asked, Bisection
+from fp8dbg.errors import Fp8dbgError, NothingRecordedError, RunFolderError, UnknownNameError, UsageError
+from fp8dbg.runs.folder import open_folder
+
+ROOT = Path(__file__).resolve().parent.parent
+VARIABLES = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def started(out: Path, count: Path) -> subprocess.Popen[str]:
+    """A bisection of tests/bisected.py over whole layers."""
+    options = ["--out", str(out), "--plan-space", "layers", "--last", "4", "--repeats", "1", "--json"]
+    command = [sys.executable, "-m", "fp8dbg", "bisect", *options, "--"]
+    program = [sys.executable, str(ROOT / "tests" / "bisected.py"), str(count)]
+    return subprocess.Popen(command + program, stdout=subprocess.PIPE, text=True, env=VARIABLES)
+
+
+def test_a_planted_fault_is_found_across_a_kill(tmp_path: Path) -> None:
+    """Killed after two trials it goes on with the third; the two layers that hold the fault are the plan."""
+    out, count = tmp_path / "out", tmp_path / "count"
+    first = started(out, count)
+    deadline = time.monotonic() + 300
+    while not count.exists() or count.stat().st_size < 3:
+        assert first.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    first.send_signal(signal.SIGKILL)
+    first.wait()
+    assert first.stdout is not None
+    first.stdout.close()
+    done = json.loads((out / "bisect.json").read_text())["trials"]
+    assert [len(trial["in_bf16"]) for trial in done] == [0, 4]
+
+    second = started(out, count)
+    said, _ = second.communicate(timeout=300)
+    answer = json.loads(said)
+    assert second.returncode == 0
+    assert answer["trials"][:2] == done
+    assert [entry["layer"] for entry in answer["found"]["plan"]["entries"]] == ["0", "2"]
+    assert json.loads((out / "plan.json").read_text())["entries"][0]["gemms"] == ["fprop", "dgrad", "wgrad"]
+    assert count.stat().st_size == len(answer["trials"]) + 1  # the one that was killed was begun twice
+    losses = [trial["loss"] for trial in answer["trials"]]
+    assert losses[1] < 0.05 * losses[0]
+    for trial in answer["trials"]:
+        with open_folder(out / "trials" / trial["folder"]) as folder:
+            assert [row["step"] for row in folder.rows("select step from steps order by step")] == list(range(6))
+        assert len((out / "trials" / f"{trial['folder']}.log").read_text().splitlines()) >= 6
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [({"space": "pairs"}, UnknownNameError), ({"last": 0}, UsageError), ({"repeats": 0}, UsageError)],
+)
+def test_what_is_asked_is_checked(options: dict[str, object], error: type[Fp8dbgError]) -> None:
+    """Before anything is run."""
+    with pytest.raises(error):
+        Asked(("true",), **options)  # type: ignore[arg-type]
+
+
+def test_a_folder_of_another_question_is_not_continued(tmp_path: Path) -> None:
+    """Its trials would not be comparable; nor is a folder of something else written into."""
+    state = {"version": 1, "asked": {"command": ["a"], "space": "gemms", "last": 20, "repeats": 2}, "trials": []}
+    (tmp_path / "bisect.json").write_text(json.dumps(state))
+    assert Bisection(tmp_path, Asked(("a",))).trials == []
+    with pytest.raises(UsageError, match="another question"):
+        Bisection(tmp_path, Asked(("b",)))
+    (tmp_path / "bisect.json").write_text("{")
+    with pytest.raises(RunFolderError):
+        Bisection(tmp_path, Asked(("a",)))
+    (tmp_path / "bisect.json").rename(tmp_path / "thesis.tex")
+    with pytest.raises(UsageError, match="something else"):
+        Bisection(tmp_path, Asked(("a",)))
+
+
+def test_a_program_that_trains_nothing_says_so(tmp_path: Path) -> None:
+    """Exit 3, with the log of what it printed."""
+    with pytest.raises(NothingRecordedError, match=r"0000\.log"):
+        Bisection(tmp_path / "out", Asked((sys.executable, "-c", "print('nothing')"))).run()
+    assert (tmp_path / "out" / "trials" / "0000.log").read_text() == "nothing\n"
