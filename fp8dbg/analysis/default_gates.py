@@ -31,7 +31,8 @@ from fp8dbg.numerics.formats import FORMATS
 from fp8dbg.runs.schema import OPERANDS
 
 ERROR_FACTOR_EVEN = 8.0
-"""For INT8, whose steps are even: its error grows with amax over rms, which training drives to eight times Gaussian's."""
+"""For INT8, whose steps are even: its error grows with amax over rms, which trained tensors have several times more of
+than Gaussian ones."""
 
 LOST, LOST_SIGMAS = 0.25, 6.0
 """Share of what was learned, and standard errors, by which the loss may end above its best tenth."""
