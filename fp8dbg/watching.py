@@ -56,11 +56,11 @@ class Watch(App[None]):
     DataTable { height: 1fr; min-height: 4; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("plus,m", "cadence(True)", "measure more often", key_display="m"),
+        Binding("plus,m", "cadence(True)", "more often", key_display="m"),
         Binding("minus,l", "cadence(False)", "less often", key_display="l"),
-        Binding("d", "dump", "dump this tensor"),
+        Binding("d", "dump", "dump tensor"),
         Binding("s", "pause", "stop/go"),
-        Binding("u", "reset", "as attached"),
+        Binding("u", "reset", "undo"),
         Binding("q", "quit", "quit"),
     ]
     ENABLE_COMMAND_PALETTE = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,10 +16,15 @@ from typer.main import get_command
 from fp8dbg.analysis.verdicts import VERDICTS
 from fp8dbg.cli import app
 from tests.demo_run import demo
+from tests.generated_docs import pages as generated
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")])
+
+MANUAL = [page for page in PAGES if (ROOT / "docs") in page.parents and "decisions" not in page.parts]
+OF_HOSTS = {page for page in MANUAL if page.parent.name == "hosts" and page.name != "pytorch.md"}
+"""Their Python needs a host library: tests/hosts runs it."""
 
 GIVEN = """
 import torch
@@ -52,6 +58,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that looks as it does after the README's first blocks: a demo's run, and one of the user's own."""
     place = tmp_path_factory.mktemp("reader")
     (place / "demo_run").symlink_to(demo().folder)
+    shutil.copy(ROOT / "examples" / "ci" / "fp8dbg.toml", place)
     run_python(place, blocks(ROOT / "README.md", "python")[0])
     return place
 
@@ -83,7 +90,7 @@ def test_every_command_of_every_page_is_one_that_a_test_runs() -> None:
     """The verbs of ./dev exist, the install is the packaging tests' business, and the rest is fp8dbg itself."""
     verbs = subprocess.run([ROOT / "dev"], capture_output=True, text=True, check=True).stdout
     for command in (line for page in PAGES for line in commands(page)):
-        words = shlex.split(command)
+        words = shlex.split(command, comments=True)
         assert words[0] in ("./dev", "pip", "fp8dbg"), command
         if words[0] == "./dev":
             assert len(words) == 1 or f"./dev {words[1]} " in verbs, command
@@ -107,6 +114,47 @@ def test_the_readme_commands_run(shell: Path, command: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("page", [page for page in MANUAL if commands(page)], ids=lambda page: page.stem)
+def test_the_commands_of_a_page_of_the_manual_run_in_order(shell: Path, page: Path) -> None:
+    """Each ends as the page says (well, where it says nothing) and prints something."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for command in commands(page):
+        if command == "fp8dbg demo demo_run":
+            continue
+        code = re.search(r"# exit code (\d)$", command)
+        words = [sys.executable, "-m", *shlex.split(command, comments=True)]
+        done = subprocess.run(words, cwd=shell, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == (int(code[1]) if code else 0), f"{command}\n{done.stderr}"
+        assert done.stdout, command
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "page", [page for page in MANUAL if blocks(page, "python") and page not in OF_HOSTS], ids=lambda page: page.stem
+)
+def test_the_code_of_a_page_of_the_manual_runs(shell: Path, page: Path, tmp_path: Path) -> None:
+    """Each block as it stands, after the names that the README's take for granted."""
+    (tmp_path / "demo_run").symlink_to(shell / "demo_run")
+    for code in blocks(page, "python"):
+        run_python(tmp_path, code)
+
+
+@pytest.mark.parametrize("page", generated(), ids=lambda page: page.stem)
+def test_what_is_made_from_the_code_is_current(page: Path) -> None:
+    """./dev docs writes these pages; whoever changes the code they are made from runs it."""
+    assert page.read_text(encoding="utf-8") == generated()[page], f"./dev docs writes {page.name} anew"
+
+
+def test_the_manual_lists_every_page() -> None:
+    """From docs/README.md, or the page of hosts, each page can be reached."""
+    for index in (ROOT / "docs" / "README.md", ROOT / "docs" / "hosts" / "README.md"):
+        linked = {(index.parent / target).resolve() for target in re.findall(r"\]\(([^)#]+)\)", index.read_text())}
+        assert {p for p in index.parent.glob("*.md") if p != index} <= linked
 
 
 @pytest.mark.slow
