@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 
+from fp8dbg.analysis.paired import Block, Paired, paired
 from fp8dbg.runs.folder import Folder
-from fp8dbg.runs.queries import QUESTIONS
 
 Floats = npt.NDArray[np.float64]
 
@@ -20,8 +19,6 @@ SIGMAS = 8.0
 
 AT_ONCE = 3.0
 """A single sampled step counts where it is beyond this many times its threshold; otherwise it takes two in a row."""
-
-KEYS = ["layer", "name", "step"]
 
 
 @dataclass(frozen=True)
@@ -144,36 +141,25 @@ def differences(a: Folder, b: Folder, order: Mapping[str, int]) -> Differences:
         a, b: open run folders.
         order: place of each layer in the model.
     """
-    sides = [figures_of(folder, "compare_tensors") for folder in (a, b)]
-    tensors = _paired(*sides)
-    gemms = _paired(*(figures_of(folder, "compare_gemms") for folder in (a, b)))
-    steps = sorted({*tensors["step"].tolist(), *gemms["step"].tolist()})
+    tensors, gemms = paired(a, b, "compare_tensors"), paired(a, b, "compare_gemms")
+    steps = sorted({*tensors.steps, *gemms.steps})
     found, rows = [], []
     for table, figures in ((tensors, TENSOR_FIGURES), (gemms, GEMM_FIGURES)):
         for figure in figures:
-            for differing, row in _judged(table, figure, steps):
-                found.extend(differing)
-                rows.append(row)
-    names = [set(side["layer"]) for side in sides]
+            for block in table.blocks:
+                if judged := _judged(block, figure, np.array(steps)):
+                    found.extend(judged[0])
+                    rows.append(judged[1])
+    one, other = tensors.layers
     return Differences(
         steps=steps,
         found=sorted(found, key=lambda d: (d.first_step, *_place(d, order), -d.beyond)),
         side_by_side=rows,
         other_casts=_other_casts(tensors),
-        layers=sorted(names[0] & names[1], key=lambda n: order.get(n, 0)),
-        only_a=sorted(names[0] - names[1]),
-        only_b=sorted(names[1] - names[0]),
+        layers=sorted(one & other, key=lambda name: order.get(name, 0)),
+        only_a=sorted(one - other),
+        only_b=sorted(other - one),
     )
-
-
-def figures_of(folder: Folder, question: str) -> pd.DataFrame:
-    """The answer to compare_tensors or compare_gemms: a row per layer, name and step."""
-    frame: pd.DataFrame = folder.reading(lambda _: folder.sql(QUESTIONS[question].sql).df())
-    return frame
-
-
-def _paired(a: pd.DataFrame, b: pd.DataFrame) -> pd.DataFrame:
-    return a.merge(b, on=KEYS, suffixes=("_a", "_b"), how="inner", sort=True)
 
 
 def _place(difference: Difference, order: Mapping[str, int]) -> tuple[int, int, int]:
@@ -183,18 +169,20 @@ def _place(difference: Difference, order: Mapping[str, int]) -> tuple[int, int, 
     return (0, place, forward.index(difference.name)) if difference.name in forward else (1, -place, 0)
 
 
-def _judged(table: pd.DataFrame, figure: Figure, steps: list[int]) -> Iterator[tuple[list[Difference], Row]]:
-    """A figure's differences and its row side by side, for each role."""
-    chosen = table[(table["cast_a"] == table["cast_b"]).to_numpy()] if figure.cast else table
-    columns = [*KEYS, f"{figure.name}_a", f"{figure.name}_b"]
-    chosen = chosen[columns].dropna()
-    for name, rows in chosen.groupby("name", sort=True):
-        layers, index = np.unique(rows["layer"].to_numpy(str), return_inverse=True)
-        at = np.searchsorted(steps, rows["step"].to_numpy())
-        values = np.full((2, len(layers), len(steps)), np.nan)
-        for side, suffix in enumerate("ab"):
-            values[side, index, at] = rows[f"{figure.name}_{suffix}"].to_numpy(np.float64)
-        yield _role(values, str(name), figure, [str(layer) for layer in layers], steps)
+def _judged(block: Block, figure: Figure, steps: npt.NDArray[np.int64]) -> tuple[list[Difference], Row] | None:
+    """A figure's differences and its row side by side, for one role; None where no row has it in both runs."""
+    sides = block.a[figure.name], block.b[figure.name]
+    usable = np.isfinite(sides[0]) & np.isfinite(sides[1])
+    if figure.cast:
+        usable &= (block.casts[0] == block.casts[1]) & (block.casts[0] >= 0)
+    if not usable.any():
+        return None
+    layers, index = np.unique(block.layer[usable], return_inverse=True)
+    at = np.searchsorted(steps, block.step[usable])
+    values = np.full((2, len(layers), len(steps)), np.nan)
+    for side, figures in enumerate(sides):
+        values[side, index, at] = figures[usable]
+    return _role(values, block.name, figure, [block.layers[i] for i in layers], steps.tolist())
 
 
 def _role(
@@ -267,12 +255,17 @@ def _undone(value: float, figure: Figure) -> float:
     return value if not figure.log2 or figure.name == "scale_delta" else float(2.0 ** min(value, 1000.0))
 
 
-def _other_casts(tensors: pd.DataFrame) -> str:
-    other = tensors[(tensors["cast_a"] != tensors["cast_b"]) & tensors["cast_a"].notna() & tensors["cast_b"].notna()]
-    if other.empty:
+def _other_casts(tensors: Paired) -> str:
+    count, pair = 0, ("", "")
+    for block in tensors.blocks:
+        one, other = block.casts
+        unlike = np.flatnonzero((one != other) & (one >= 0) & (other >= 0))
+        if len(unlike) and not count:
+            pair = (tensors.casts[one[unlike[0]]], tensors.casts[other[unlike[0]]])
+        count += len(np.unique(block.layer[unlike]))
+    if not count:
         return ""
-    first = other.iloc[0]
     return (
-        f"The runs cast {other.groupby(['layer', 'name']).ngroups} tensors differently (as {first['cast_a']} in A, "
-        f"{first['cast_b']} in B): the figures of their casts are not judged, those of their values are."
+        f"The runs cast {count} tensors differently (as {pair[0]} in A, {pair[1]} in B): the figures of their casts "
+        "are not judged, those of their values are."
     )

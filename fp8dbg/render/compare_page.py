@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
+import numpy as np
 
 from fp8dbg.analysis.compare import BASIS, SAME, Comparison
-from fp8dbg.analysis.differences import GEMM_FIGURES, Difference, figures_of
+from fp8dbg.analysis.differences import GEMM_FIGURES, Difference
+from fp8dbg.analysis.paired import Paired, paired
 from fp8dbg.analysis.run import Run
 from fp8dbg.render import sections
 from fp8dbg.render.figures import Chart, layout, log_ticks, power_text
@@ -170,6 +171,8 @@ def _made(comparison: Comparison) -> str:
 
 
 def _value(value: Any) -> str | None:
+    if isinstance(value, list):
+        value = "; ".join(map(str, value)) or "nothing"
     return None if value is None else shorten(str(value), 300)
 
 
@@ -247,30 +250,27 @@ def _two_lines(points: Points, unit: str, since: int | None, *, log: bool = Fals
 def _figure_charts(a: Run, b: Run, drawn: Sequence[Difference]) -> dict[str, Chart]:
     """A chart for each difference, with both runs' values on their common sampled steps."""
     gemms = {figure.name for figure in GEMM_FIGURES}
-    tables: dict[str, list[pd.DataFrame]] = {}
+    tables: dict[str, Paired] = {}
     charts = {}
     for i, found in enumerate(drawn):
         question = "compare_gemms" if found.figure in gemms else "compare_tensors"
         if question not in tables:
-            tables[question] = [figures_of(run, question) for run in (a, b)]
-        points = _points(tables[question], found)
+            tables[question] = paired(a, b, question)
         logarithmic = found.log2 and found.figure != "scale_delta"
+        points = _points(tables[question], found)
         charts[f"difference-{i}"] = _two_lines(points, found.title, found.first_step, log=logarithmic)
     return charts
 
 
-def _points(sides: Sequence[pd.DataFrame], found: Difference) -> Points:
-    one, other = (
-        side[(side["layer"] == found.layer) & (side["name"] == found.name)].set_index("step")[found.figure]
-        for side in sides
-    )
-    rows = [
-        (int(s), _undone(one[s], found), _undone(other[s], found)) for s in sorted(one.index.intersection(other.index))
-    ]
-    return _thinned(rows)
+def _points(table: Paired, found: Difference) -> Points:
+    block = next(block for block in table.blocks if block.name == found.name)
+    rows = np.flatnonzero(block.layer == block.layers.index(found.layer))
+    one, other = block.a[found.figure][rows], block.b[found.figure][rows]
+    values = zip(block.step[rows].tolist(), one.tolist(), other.tolist(), strict=True)
+    return _thinned([(step, _undone(x, found), _undone(y, found)) for step, x, y in values])
 
 
-def _undone(value: Any, found: Difference) -> float | None:
-    if pd.isna(value):
+def _undone(value: float, found: Difference) -> float | None:
+    if math.isnan(value):
         return None
-    return 2.0 ** min(float(value), 1000.0) if found.log2 and found.figure != "scale_delta" else float(value)
+    return 2.0 ** min(value, 1000.0) if found.log2 and found.figure != "scale_delta" else value

@@ -69,4 +69,6 @@ def _fingerprint(comparison: Comparison, width: int) -> list[Text]:
 
 
 def _value(value: object, width: int) -> str:
+    if isinstance(value, list):
+        value = "; ".join(map(str, value)) or "nothing"
     return "-" if value is None else shorten(visible(str(value)), width)
