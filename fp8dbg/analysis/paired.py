@@ -29,7 +29,7 @@ class Words:
         encoded = column.combine_chunks().dictionary_encode()
         numbers = [self.known.setdefault(word, len(self.known)) for word in encoded.dictionary.to_pylist()]
         indices = encoded.indices.fill_null(len(numbers)).to_numpy(zero_copy_only=False)
-        return np.array([*numbers, -1], np.int64)[indices]
+        return np.asarray(np.array([*numbers, -1], np.int64)[indices])
 
 
 @dataclass(frozen=True)
