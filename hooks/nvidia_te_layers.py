@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fp8dbg.hooks import nvidia_te_state as state
+from fp8dbg.hooks.nvidia_te_norm import CastAmax, normed
 from fp8dbg.recording.layer import Gradients, Layer, ScaleInForce
 
 if TYPE_CHECKING:
@@ -76,10 +77,10 @@ class TeLayer(Layer):
 
         Megatron's modules tell themselves, from an attribute.
         """
-        place, module = self.place_of_first, self.module
+        place, own = self.place_of_first, self.module.__dict__  # getattr takes microseconds to find nothing there
         told = kwargs.get("is_first_microbatch", args[place] if len(args) > place else None)
-        if told is None and not getattr(module, "disable_parameter_transpose_cache", False):
-            told = getattr(module, "is_first_microbatch", None)
+        if told is None and not own.get("disable_parameter_transpose_cache", False):
+            told = own.get("is_first_microbatch")
         self.keeps = told is not None
 
     def kept_weight(self) -> Tensor | None:
@@ -88,8 +89,7 @@ class TeLayer(Layer):
         return None if copy is None else _dense(copy)
 
     def _copy(self) -> Any:
-        copies = getattr(self.module, "_fp8_workspaces", None) or {}
-        return copies.get(self.kept_as) if self.keeps else None
+        return self.module.__dict__.get("_fp8_workspaces", {}).get(self.kept_as) if self.keeps else None
 
     def pick(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> tuple[Any, Any]:
         """Input and output of the GEMM."""
@@ -99,7 +99,8 @@ class TeLayer(Layer):
     def gemm_input(self, given: Any) -> Any:
         """What the GEMM reads, from what the module was given: its copy in the activation dtype."""
         dtype = getattr(self.module, "activation_dtype", None)
-        return given.to(dtype) if isinstance(given, Tensor) and dtype is not None else given
+        fits = dtype is None or not isinstance(given, Tensor) or given.dtype == dtype
+        return given if fits else given.to(dtype)
 
     def weight(self) -> Tensor | None:
         """The weight, [out, in]; one that is held in FP8 alone is there only as its FP8 values."""
@@ -107,7 +108,7 @@ class TeLayer(Layer):
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _weights(self) -> Sequence[str]:
-        return self.weight_names or getattr(self.module, "weight_names", None) or ("weight",)
+        return self.weight_names or self.module.__dict__.get("weight_names") or ("weight",)
 
     def bias(self) -> Tensor | None:
         """The bias that the module adds to its output itself, or None."""
@@ -129,8 +130,9 @@ class TeLayer(Layer):
 
     def scale(self, role: str) -> ScaleInForce:
         """Under delayed scaling, and for a weight held in FP8 alone, the live scale; other recipes store none."""
-        if role == "weight":
-            held = getattr(getattr(self.module, self._weights()[0], None), "_scale_inv", None)
+        weight = self.module._parameters.get(self._weights()[0]) if role == "weight" else None
+        if weight is not None and type(weight) is not nn.Parameter:
+            held = getattr(weight, "_scale_inv", None)
             if isinstance(held, Tensor) and held.numel() == 1:
                 return held.detach().float().reciprocal().reshape(()), "live"
         if self.remembered is not None and role in self.remembered:
@@ -153,31 +155,27 @@ class NormedLinear(TeLayer):
     nodes: tuple[str, ...] = ("_LayerNormLinearBackward",)
     gradients = (None, 3)  # the gradient of the module's input has gone through the norm
 
+    def __init__(self, name: str, module: nn.Module, path: str, slots: state.Slots) -> None:
+        super().__init__(name, module, path, slots)
+        self.cast_amax, self._sampled = CastAmax(), True
+
+    def call(self, watch: Watch, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
+        """As any other, but on unsampled steps the norm need not be computed again where its amax is at hand."""
+        self._sampled = watch.recorder.sampled
+        self.cast_amax.notice(self.module, self.slots.input)
+        super().call(watch, args, kwargs, output)
+
+    def pick(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> tuple[Any, Any]:
+        """The normalised input, or its amax alone."""
+        given, made = Layer.pick(self, args, kwargs, output)
+        known = None if self._sampled else self.cast_amax.of(self.module, given)
+        return (self.gemm_input(given) if known is None else known), made
+
     def gemm_input(self, given: Any) -> Any:
         """The norm of the input, computed once more; a gradient reaches it if the norm has anything to learn."""
         norm_weight: Any = self.module.layer_norm_weight
-        y = _normed(self.module, super().gemm_input(given), self.recipe.name if self.recipe is not None else "")
+        y = normed(self.module, super().gemm_input(given), self.recipe.name if self.recipe is not None else "")
         return y.requires_grad_(bool(given.requires_grad or norm_weight.requires_grad))
-
-
-def _normed(module: Any, x: Tensor, recipe: str) -> Tensor:
-    """The module's norm of x: in float32 where the kernel casts to FP8 itself (delayed scaling), else rounded to x's.
-
-    Transformer Engine fuses the cast into the norm for delayed scaling only, and not where the norm is returned too.
-    """
-    weight: Tensor = module.layer_norm_weight.detach().float()
-    values = x.detach().float()
-    if getattr(module, "zero_centered_gamma", False):
-        weight = weight + 1.0
-    if module.normalization == "RMSNorm":
-        y = values * (values.pow(2).mean(-1) + module.eps).rsqrt()[..., None] * weight
-    else:
-        mean = values.mean(-1)
-        rsigma = (values.var(-1, unbiased=False) + module.eps).rsqrt()
-        y = (values - mean[..., None]) * rsigma[..., None] * weight + module.layer_norm_bias.detach().float()
-    fused = recipe == "delayed" and not getattr(module, "return_layernorm_output", False)
-    result: Tensor = y if fused else y.to(x.dtype)
-    return result
 
 
 class Fc1(NormedLinear):
@@ -188,7 +186,7 @@ class Fc1(NormedLinear):
     kept_as = "fc1_weight"
 
     def pick(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> tuple[Any, Any]:
-        """The normalised input, and no output."""
+        """The normalised input, or its amax, and no output."""
         return super().pick(args, kwargs, output)[0], None
 
 

@@ -143,10 +143,9 @@ def live_scale(module: nn.Module, role: str, slot: int) -> ScaleInForce:
     state = state_of(module, role)
     if state is None:
         return None, None
-    scale = state.scale[slot]
-    if not scale.is_cpu:
-        return scale.clone(), "live"
-    value = scale.item()
+    if not state.scale.is_cpu:
+        return state.scale[slot].clone(), "live"
+    value = float(state.scale.numpy()[slot])
     born = value == 1.0 and not state.amax_history[1:, slot].any()
     return value, "initial" if born else "live"
 

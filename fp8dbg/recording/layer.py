@@ -52,7 +52,8 @@ class Layer:
     def pick(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> tuple[Any, Any]:
         """Input and output of the GEMM, from the module's call; a tuple's first element is the output.
 
-        Called in the module's forward hook. Either may be None where it cannot be seen.
+        Called in the module's forward hook. Either may be None where it cannot be seen. On steps that are not
+        sampled an ``Amax`` does for the input.
         """
         given = args[0] if args else next(iter(kwargs.values()), None)
         return given, output[0] if type(output) in (tuple, list) and output else output

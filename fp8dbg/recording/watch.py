@@ -14,14 +14,13 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.utils.hooks import RemovableHandle
 
-from fp8dbg.numerics.census import amax_of
+from fp8dbg.numerics.census import Amax, amax_of
 from fp8dbg.recording.guard import guarded
 from fp8dbg.recording.layer import Layer, ScaleInForce
 from fp8dbg.recording.repeats import DIFFERS, Repeats
 from fp8dbg.recording.tensors import gemm_node, local, modes_active, undisturbed
 
 if TYPE_CHECKING:
-    from fp8dbg.numerics.census import Amax
     from fp8dbg.numerics.recipes import DelayedState, Recipe
     from fp8dbg.recording.ledger import Emulated
     from fp8dbg.recording.probe import Probe
@@ -281,7 +280,7 @@ class Watch:
         recorder = self.recorder
         call = Call(self, recorder.step, *place)
         if modes_active():
-            with undisturbed(y if isinstance(y, Tensor) else x):
+            with undisturbed(next((t for t in (y, x) if isinstance(t, Tensor)), None)):
                 self._measure(call, x, y, weight)
         else:
             self._measure(call, x, y, weight)
@@ -304,7 +303,9 @@ class Watch:
             call.probe = recorder.probe(call, weight)
             if call.probe is not None:
                 call.probe.forward(x, y)
-        if call.input is None and isinstance(x, Tensor) and x.is_floating_point():
+        if isinstance(x, Amax):
+            call.input = x
+        elif call.input is None and isinstance(x, Tensor) and x.is_floating_point():
             call.input = recorder.inputs.amax(local(x))
 
     def _weigh(self, given: Tensor | None) -> None:

@@ -132,12 +132,21 @@ def rows(rounds: int = 12, warm_up: int = 2) -> list[dict[str, Any]]:
 
     The row ``every=100`` follows from two others: 99 unsampled steps and a sampled one.
     """
-    cpu: dict[str, list[float]] = {name: [] for name, _ in VARIANTS}
-    wall: dict[str, list[float]] = {name: [] for name, _ in VARIANTS}
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack, warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("error")
+        return compared(trainer, VARIANTS, rounds, warm_up)
+
+
+def compared(
+    trainer: Callable[[], tuple[Any, Any, Callable[[], None]]], variants: list[Variant], rounds: int, warm_up: int
+) -> list[dict[str, Any]]:
+    """``rows`` for another trainer: a model, its optimizer and the function that trains a step; first the bare variant,
+    then the one that never samples, then the one that always does."""
+    cpu: dict[str, list[float]] = {name: [] for name, _ in variants}
+    wall: dict[str, list[float]] = {name: [] for name, _ in variants}
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         steps = {}
-        for name, variant in VARIANTS:
+        for name, variant in variants:
             model, optimizer, steps[name] = trainer()
             stack.enter_context(variant(model, optimizer, Path(folder) / name))
         for turn in range(rounds + warm_up):
@@ -202,20 +211,26 @@ def _least(prepare: Callable[[], tuple[list[Any], Callable[[Any], Any]]]) -> flo
     return best
 
 
-_KEEPING = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
+KEEPING = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
+"""glibc's settings with which memory that is freed stays in the process."""
 
 
-def main() -> None:
-    """Print the table."""
-    if not _KEEPING.items() <= os.environ.items():  # glibc reads them when a process starts
-        os.execve(sys.executable, [sys.executable, "-m", "tests.benchmarks.training"], os.environ | _KEEPING)
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; overhead over the bare step")
-    print(f"{'':26}{'CPU':>10}{'over':>9}{'wall':>10}{'over':>9}")
-    for row in rows():
+def print_table(found: list[dict[str, Any]], title: str = "") -> None:
+    """The rows of ``rows``."""
+    print(f"{title:26}{'CPU':>10}{'over':>9}{'wall':>10}{'over':>9}")
+    for row in found:
         print(
             f"{row['variant']:26}{row['cpu_seconds']:9.3f}s{row['cpu_over_bare_percent']:8.2f}%"
             f"{row['wall_seconds']:9.3f}s{row['wall_over_bare_percent']:8.2f}%"
         )
+
+
+def main() -> None:
+    """Print the table."""
+    if not KEEPING.items() <= os.environ.items():  # glibc reads them when a process starts
+        os.execve(sys.executable, [sys.executable, "-m", "tests.benchmarks.training"], os.environ | KEEPING)
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads; overhead over the bare step")
+    print_table(rows())
     costs = hook_microseconds()
     print(f"an unsampled hook, its amax aside: forward {costs['forward']:.1f} us, gradient {costs['gradient']:.1f} us")
 
