@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils.hooks import RemovableHandle
 
-from fp8dbg.hooks import Handles, attach_each
+from fp8dbg.hooks import Handle, Handles, attach_each, nvidia_inspect
 from fp8dbg.hooks import nvidia_te_state as state
 from fp8dbg.hooks.megatron_names import global_names
+from fp8dbg.hooks.nvidia_inspect_tap import WARNING, inspect
 from fp8dbg.hooks.nvidia_te_apply import apply_fallback
 from fp8dbg.hooks.nvidia_te_fallback import write_fallback
-from fp8dbg.hooks.nvidia_te_layers import HOST, TeLayer, layers_of
+from fp8dbg.hooks.nvidia_te_layers import HOST, TeLayer
+from fp8dbg.hooks.nvidia_te_modules import layers_of
 from fp8dbg.hooks.nvidia_te_state import layer_names
 from fp8dbg.hooks.versions import tell_version
 from fp8dbg.recording.guard import guarded
@@ -37,7 +38,7 @@ __all__ = ["HOST", "apply_fallback", "attach", "claims", "layer_names", "write_f
 
 _HIDDEN = (
     "LayerNormMLP keeps the input of fc2 and the gradient at fc1 inside its kernels: neither is measured on this "
-    "route; Transformer Engine's debug mode shows them."
+    "route; Transformer Engine's debug mode shows them: fp8dbg.hooks.nvidia_inspect.start()."
 )
 
 _FUSED = "A linear operation of te.ops is run by its fuser, which calls no hooks: it is not recorded."
@@ -52,13 +53,15 @@ def attach(model: nn.Module, recorder: Recorder) -> Handles:
     """Watch every Transformer Engine GEMM module of the model; the handle undoes it."""
     rename = global_names(model)
 
-    def one(name: str, path: str, module: nn.Module) -> RemovableHandle:
+    def one(name: str, path: str, module: nn.Module) -> Handle:
         return _attach_one(module, layers_of(rename(name), path, module), recorder)
 
     handles = attach_each(model, recorder, claims, one)
     unseen = [name for name, _, module in named_layers(model) if _is_fused_operation(module)]
     for name in unseen:
         recorder.event("gap", rename(name), _FUSED)
+    if handles and nvidia_inspect.running():
+        recorder.event("route", None, WARNING)
     if handles or unseen:
         tell_version(recorder, "Transformer Engine", state.te_version())
     return Handles(handles)
@@ -69,11 +72,13 @@ def _is_fused_operation(module: nn.Module) -> bool:
     return kind.__name__ == "BasicLinear" and kind.__module__.startswith("transformer_engine.pytorch.ops")
 
 
-def _attach_one(module: nn.Module, layers: Sequence[TeLayer], recorder: Recorder) -> RemovableHandle:
-    if state.kind_of(module) == "LayerNormMLP":
+def _attach_one(module: nn.Module, layers: Sequence[TeLayer], recorder: Recorder) -> Handle:
+    exact = nvidia_inspect.running()
+    if state.kind_of(module) == "LayerNormMLP" and not exact:
         recorder.event("gap", layers[0].name.removesuffix(".fc1"), _HIDDEN)
     tap = _Tap(layers, [recorder.watch(layer) for layer in layers], recorder)
-    return module.register_forward_hook(tap.on_forward, with_kwargs=True, prepend=True)
+    handle = module.register_forward_hook(tap.on_forward, with_kwargs=True, prepend=True)
+    return Handles([handle, inspect(module, layers, recorder)]) if exact else handle
 
 
 class _Tap:
@@ -107,3 +112,5 @@ class _Tap:
         for i, (layer, watch) in enumerate(zip(self.layers, self.watches, strict=True)):
             layer.remembered = remembered[i] if remembered is not None else None
             layer.call(watch, args, kwargs, output)
+            if layer.shown is not None:
+                layer.shown.forward.clear()

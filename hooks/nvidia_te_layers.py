@@ -1,34 +1,25 @@
-"""What Transformer Engine's modules do differently from ``nn.Linear``: a ``Layer`` class per kind of GEMM layer."""
+"""What Transformer Engine's linear modules do differently from ``nn.Linear``, as classes of ``Layer``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 from fp8dbg.hooks import nvidia_te_state as state
 from fp8dbg.hooks.nvidia_te_norm import CastAmax, normed
 from fp8dbg.recording.layer import Gradients, Layer, ScaleInForce
 
 if TYPE_CHECKING:
+    from fp8dbg.hooks.nvidia_inspect_tap import Shown
     from fp8dbg.numerics.recipes import Recipe
     from fp8dbg.recording.watch import Watch
 
 HOST = "nvidia_te"
-
-
-def layers_of(name: str, path: str, module: nn.Module) -> Sequence[TeLayer]:
-    """The GEMM layers of one Transformer Engine module."""
-    kind, names = state.kind_of(module), state.layer_names(name, module)
-    if kind == "LayerNormMLP":
-        return Fc1(names[0], module, path, state.FC1), Fc2(names[1], module, path, state.FC2)
-    if kind == "GroupedLinear":
-        version = state.te_version()
-        slots = [state.grouped_slots(i, len(names), version) for i in range(len(names))]
-        return [Expert(names[i], module, path, slots[i], i) for i in range(len(names))]
-    return ((NormedLinear if kind == "LayerNormLinear" else TeLayer)(name, module, path, state.LINEAR),)
 
 
 class TeLayer(Layer):
@@ -37,9 +28,12 @@ class TeLayer(Layer):
     host = HOST
     as_given = True
     nodes: tuple[str, ...] = ("_LinearBackward",)
-    gradients: tuple[int | None, int | None] = (1, 0)
-    """Where among the input gradients of that node grad_input and grad_weight are."""
+    shows_grad_input = True
+    """Whether the gradient of the module's input is the dgrad GEMM's result: not where a norm comes before it."""
     weight_names: tuple[str, ...] = ()
+    bias_name = "bias"
+    from_debug: tuple[str, ...] = ()
+    """What is taken from debug mode where that runs, by its names: what fusion hides from the module's hooks."""
     kept_as = "weight"
     """Name of the weight's FP8 copy among those that the module keeps from microbatch to microbatch."""
     place_of_first = 1
@@ -49,6 +43,7 @@ class TeLayer(Layer):
         super().__init__(name, module, path)
         self.slots = slots
         self.remembered: dict[str, ScaleInForce] | None = None
+        self.shown: Shown | None = None
         self.keeps = False
         self._theirs: Any = None
         self._recipe: Recipe | None = None
@@ -102,6 +97,10 @@ class TeLayer(Layer):
         fits = dtype is None or not isinstance(given, Tensor) or given.dtype == dtype
         return given if fits else given.to(dtype)
 
+    def shown_in_forward(self, tensor_name: str) -> Tensor | None:
+        """A tensor that debug mode has shown in this forward, or None."""
+        return None if self.shown is None else self.shown.forward.get(tensor_name)
+
     def weight(self) -> Tensor | None:
         """The weight, [out, in]; one that is held in FP8 alone is there only as its FP8 values."""
         parts = [_dense(getattr(self.module, name)) for name in self._weights()]
@@ -113,14 +112,29 @@ class TeLayer(Layer):
     def bias(self) -> Tensor | None:
         """The bias that the module adds to its output itself, or None."""
         if getattr(self.module, "apply_bias", True) and not getattr(self.module, "return_bias", False):
-            found = getattr(self.module, "bias", None)
+            found = getattr(self.module, self.bias_name, None)
             return found if isinstance(found, Tensor) and found.numel() else None
         return None
 
-    def results(self, node: str, gradients: tuple[Tensor | None, ...]) -> Gradients:
+    def reader(self, node: Node) -> Callable[[tuple[Tensor | None, ...]], Gradients]:
+        """Which gradient is whose is found by the parameters behind the node: its arguments differ with the version.
+
+        Within a version they also differ with the norm, the bias and cached weights: what is no tensor is not counted.
+        """
+        mine = [getattr(self.module, name) for name in self._weights()]
+        behind = [getattr(edge, "variable", None) for edge, _ in node.next_functions]
+        place = next((i for i, held in enumerate(behind) if len(mine) == 1 and held is mine[0]), None)
+        own = [id(parameter) for parameter in self.module._parameters.values()]
+        return functools.partial(self._results, place, [held is not None and id(held) in own for held in behind])
+
+    def _results(self, place: int | None, held: list[bool], gradients: tuple[Tensor | None, ...]) -> Gradients:
         """grad_input and grad_weight; a weight gradient that the GEMM adds to ``main_grad`` is not among them."""
-        places = [None if place is None else gradients[place] for place in self.gradients]
-        return places[0], None if getattr(self.module, "fuse_wgrad_accumulation", False) else places[1]
+        fused = place is None or getattr(self.module, "fuse_wgrad_accumulation", False)
+        grad_weight = None if fused else gradients[place or 0]
+        if self.shows_grad_input:
+            others = [g for g, parameter in zip(gradients, held, strict=False) if g is not None and not parameter]
+            return next((g for g in others if g.ndim > 1), None), grad_weight
+        return (None if self.shown is None else self.shown.backward.pop("dgrad", None)), grad_weight
 
     def scales_now(self) -> dict[str, ScaleInForce]:
         """The forward operands' scales."""
@@ -130,9 +144,10 @@ class TeLayer(Layer):
 
     def scale(self, role: str) -> ScaleInForce:
         """Under delayed scaling, and for a weight held in FP8 alone, the live scale; other recipes store none."""
-        weight = self.module._parameters.get(self._weights()[0]) if role == "weight" else None
-        if weight is not None and type(weight) is not nn.Parameter:
-            held = getattr(weight, "_scale_inv", None)
+        y = self.shown_in_forward("activation")
+        if y is None:
+            y = normed(self.module, super().gemm_input(given), self.recipe.name if self.recipe is not None else "")
+        return y.requires_grad_(bool(given.requires_grad or norm_weight.requires_grad))
             if isinstance(held, Tensor) and held.numel() == 1:
                 return held.detach().float().reciprocal().reshape(()), "live"
         if self.remembered is not None and role in self.remembered:
@@ -153,7 +168,8 @@ class NormedLinear(TeLayer):
     """``te.LayerNormLinear``: the GEMM reads the normalised input."""
 
     nodes: tuple[str, ...] = ("_LayerNormLinearBackward",)
-    gradients = (None, 3)  # the gradient of the module's input has gone through the norm
+    shows_grad_input = False
+    from_debug: tuple[str, ...] = ("activation", "dgrad")
 
     def __init__(self, name: str, module: nn.Module, path: str, slots: state.Slots) -> None:
         super().__init__(name, module, path, slots)
@@ -161,9 +177,13 @@ class NormedLinear(TeLayer):
 
     def call(self, watch: Watch, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         """As any other, but on unsampled steps the norm need not be computed again where its amax is at hand."""
+        self.notice_cast(watch)
+        super().call(watch, args, kwargs, output)
+
+    def notice_cast(self, watch: Watch) -> None:
+        """Notice the amax that this call's cast has left."""
         self._sampled = watch.recorder.sampled
         self.cast_amax.notice(self.module, self.slots.input)
-        super().call(watch, args, kwargs, output)
 
     def pick(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> tuple[Any, Any]:
         """The normalised input, or its amax alone."""
@@ -174,73 +194,7 @@ class NormedLinear(TeLayer):
     def gemm_input(self, given: Any) -> Any:
         """The norm of the input, computed once more; a gradient reaches it if the norm has anything to learn."""
         norm_weight: Any = self.module.layer_norm_weight
-        y = normed(self.module, super().gemm_input(given), self.recipe.name if self.recipe is not None else "")
+        y = self.shown_in_forward("activation")
+        if y is None:
+            y = normed(self.module, super().gemm_input(given), self.recipe.name if self.recipe is not None else "")
         return y.requires_grad_(bool(given.requires_grad or norm_weight.requires_grad))
-
-
-class Fc1(NormedLinear):
-    """The first GEMM of ``te.LayerNormMLP``: its output and its gradient stay inside."""
-
-    nodes: tuple[str, ...] = ()
-    weight_names = ("fc1_weight",)
-    kept_as = "fc1_weight"
-
-    def pick(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> tuple[Any, Any]:
-        """The normalised input, or its amax, and no output."""
-        return super().pick(args, kwargs, output)[0], None
-
-
-class Fc2(TeLayer):
-    """The second GEMM of ``te.LayerNormMLP``: its input stays inside."""
-
-    nodes = ("_LayerNormMLPBackward",)
-    gradients = (None, 5)
-    weight_names = ("fc2_weight",)
-    kept_as = "fc2_weight"
-
-    def pick(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> tuple[Any, Any]:
-        """No input; the module's output."""
-        return None, super().pick(args, kwargs, output)[1]
-
-
-class Expert(TeLayer):
-    """One GEMM of ``te.GroupedLinear``: a slice of the rows; one without rows in a call is not a call."""
-
-    nodes = ()
-    place_of_first = 2
-
-    def __init__(self, name: str, module: nn.Module, path: str, slots: state.Slots, index: int) -> None:
-        super().__init__(name, module, path, slots)
-        self.index, self.weight_names, self.kept_as = index, (f"weight{index}",), f"weight{index}"
-
-    def call(self, watch: Watch, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
-        """Hand this expert's rows over, and follow their part of the gradient."""
-        self.notice_first(args, kwargs)
-        given, out = Layer.pick(self, args, kwargs, output)
-        splits = kwargs.get("m_splits", args[1] if len(args) > 1 else None)
-        if splits is None or not isinstance(given, Tensor) or not isinstance(out, Tensor):
-            raise ValueError("GroupedLinear was called without m_splits")
-        sizes = [int(n) for n in splits]
-        start, rows = sum(sizes[: self.index]), sizes[self.index]
-        if not rows:
-            return
-        made = watch.forward(self.gemm_input(given[start : start + rows]), None)
-        if made is not None and out.grad_fn is not None:
-            _follow(out, start, rows, made.gradient)
-
-    def bias(self) -> Tensor | None:
-        """No output is compared, so none is needed."""
-        return None
-
-
-def _follow(out: Tensor, start: int, rows: int, gradient: Any) -> None:
-    """Call ``gradient`` with these rows of the gradient of ``out``, when it has been computed."""
-    slot = out.output_nr
-
-    def prehook(grads: tuple[Tensor | None, ...]) -> None:
-        grad = grads[slot]
-        if grad is not None:
-            gradient((grad[start : start + rows],))
-
-    assert out.grad_fn is not None
-    out.grad_fn.register_prehook(prehook)

@@ -155,8 +155,21 @@ def _coverage(run: Run, facts: RunFacts) -> Coverage:
         notes.append("No GEMM was measured: harm is judged from the tensors alone.")
     if strange := sorted(set(facts.formats) - set(FORMATS)):
         notes.append(f"Formats that fp8dbg does not know are not judged: {listed(strange)}.")
-    events = [e for e in run.evidence.ask("events") if e["kind"] in ("gap", "error")]
+    told = run.evidence.ask("events")
+    notes += _route_notes(told)
+    events = [e for e in told if e["kind"] in ("gap", "error")]
     return Coverage(unseen_layers(run.evidence), list(run.problems), events[:100], notes)
+
+
+def _route_notes(events: list[Row]) -> list[str]:
+    """By which route tensors were measured, where there is more than the default one."""
+    routes = [e for e in events if e["kind"] == "route"]
+    layers: dict[str, list[str]] = {}
+    for event in routes:
+        if event["layer"] is not None and event["layer"] not in layers.get(event["detail"], []):
+            layers.setdefault(event["detail"], []).append(event["layer"])
+    general = dict.fromkeys(e["detail"] for e in routes if e["layer"] is None)
+    return [*general, *(f"{listed(names)}: {detail}" for detail, names in layers.items())]
 
 
 def _worst(evidence: Evidence) -> list[Row]:

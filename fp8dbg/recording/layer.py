@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 
 from fp8dbg.runs.schema import GEMMS
 
@@ -105,6 +107,10 @@ class Layer:
     def recipe_of(self, gemm: str) -> Recipe | None:
         """The FP8 recipe that one GEMM follows; None where it runs in BF16."""
         return self.recipe
+
+    def reader(self, node: Node) -> Callable[[tuple[Tensor | None, ...]], Gradients]:
+        """What reads the GEMMs' results from the input gradients of this call's autograd node."""
+        return functools.partial(self.results, node.name())
 
     def results(self, node: str, gradients: tuple[Tensor | None, ...]) -> Gradients:
         """The GEMMs' results among the input gradients of the autograd node of that name (one of ``nodes``)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from fp8dbg.numerics.census import Amax, amax_of
 from fp8dbg.recording.guard import guarded
-from fp8dbg.recording.layer import Layer, ScaleInForce
+from fp8dbg.recording.layer import Gradients, Layer, ScaleInForce
 from fp8dbg.recording.repeats import DIFFERS, Repeats
 from fp8dbg.recording.tensors import gemm_node, local, modes_active, undisturbed
 
@@ -47,9 +47,9 @@ class Call:
         "index",
         "input",
         "microbatch",
-        "node",
         "off",
         "probe",
+        "read",
         "scales",
         "slot",
         "step",
@@ -66,7 +66,8 @@ class Call:
         self.dtype = torch.float32
         self.scales: dict[str, ScaleInForce] | None = None
         self.probe: Probe | None = None
-        self.slot, self.node = 0, ""
+        self.slot = 0
+        self.read: Callable[[tuple[Tensor | None, ...]], Gradients] | None = None
         self.finished = False
 
     def lost(self, what: str, error: Exception) -> None:
@@ -105,9 +106,9 @@ class Call:
     @guarded("its grad_input and grad_weight")
     def results(self, gradients: tuple[Tensor | None, ...], _: Any) -> None:
         """The GEMMs of the backward are done; a hook of their autograd node, on sampled steps only."""
-        if self.probe is not None and not self.watch.recorder.paused:
+        if self.probe is not None and self.read is not None and not self.watch.recorder.paused:
             start = perf_counter()
-            self.probe.results(*self.watch.layer.results(self.node, gradients))
+            self.probe.results(*self.read(gradients))
             self.watch.recorder.spent += perf_counter() - start
 
 
@@ -340,7 +341,7 @@ class Watch:
             node, call.slot = found
         node.register_prehook(call.gradient)
         if call.probe is not None and found is not None:
-            call.node = node.name()
+            call.read = self.layer.reader(node)
             call.probe.shadows.real_to_come = True
             node.register_hook(call.results)
 

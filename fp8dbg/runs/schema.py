@@ -196,7 +196,7 @@ _EVENTS = Table(
     (
         _STEP,
         _RANK,
-        Column("kind", _TEXT, "", "gap, error, trigger, spike, config, ..."),
+        Column("kind", _TEXT, "", "gap, error, trigger, spike, config, route, ..."),
         _LAYER,
         Column("detail", _TEXT, "", "one sentence"),
     ),

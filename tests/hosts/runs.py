@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fp8dbg.hooks import nvidia_te_state as state
-from fp8dbg.hooks.nvidia_te_layers import layers_of
+from fp8dbg.hooks.nvidia_te_modules import layers_of
 from fp8dbg.runs.folder import open_folder
 from tests.hosts.te_cpu.quantizers import Cast
 

@@ -219,6 +219,21 @@ def test_real_gemms_are_compared_with_the_shadow(te: Any, tmp_path: Path) -> Non
         assert row["rest"] is None or row["rest"] < 0.003
 
 
+def test_results_are_those_of_the_parameters(te: Any, tmp_path: Path) -> None:
+    """The grad_weight that is recorded of each layer is its own weight's gradient: same size, same amax."""
+    net = te_nets.four_layers(te)
+    with fp8dbg.attach(net, tmp_path, every=1):
+        with te_nets.autocast(te, te_nets.recipe("current")):
+            y = net(te_nets.batch(0))
+        y.float().pow(2).sum().backward()
+        torch.optim.SGD(net.parameters(), lr=0.1).step()
+    names = {"0.weight": "0", "1.weight": "1", "2.fc2_weight": "2.fc2", "3.weight": "3"}
+    gradients = {names[n]: p.grad for n, p in net.named_parameters() if n in names and p.grad is not None}
+    expected = {name: (grad.numel(), float(grad.float().abs().max())) for name, grad in gradients.items()}
+    found = rows(tmp_path, "select layer, numel, amax from tensors where tensor = 'grad_weight'")
+    assert {row["layer"]: (row["numel"], row["amax"]) for row in found} == expected
+
+
 def test_a_spike_under_delayed_scaling_clips_for_one_step(te: Any, tmp_path: Path) -> None:
     """Activations 50 times larger in one step: most values clip, the SQNR falls by over 20 dB, and then recovers."""
     net = te_nets.four_layers(te)
