@@ -144,10 +144,11 @@ class TeLayer(Layer):
 
     def scale(self, role: str) -> ScaleInForce:
         """Under delayed scaling, and for a weight held in FP8 alone, the live scale; other recipes store none."""
-        y = self.shown_in_forward("activation")
-        if y is None:
-            y = normed(self.module, super().gemm_input(given), self.recipe.name if self.recipe is not None else "")
-        return y.requires_grad_(bool(given.requires_grad or norm_weight.requires_grad))
+        if self.shown is not None and role in self.shown.scales:
+            return self.shown.scales[role], "live"
+        weight = self.module._parameters.get(self._weights()[0]) if role == "weight" else None
+        if weight is not None and type(weight) is not nn.Parameter:
+            held = getattr(weight, "_scale_inv", None)
             if isinstance(held, Tensor) and held.numel() == 1:
                 return held.detach().float().reciprocal().reshape(()), "live"
         if self.remembered is not None and role in self.remembered:
