@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fp8dbg.runs.plan import Plan, PlanEntry
 from tests.hosts.conftest import need
 from tests.hosts.runs import rows
 from tests.hosts.te_cpu import absent
@@ -63,3 +65,32 @@ def test_an_unmodified_training_is_recorded_and_unchanged(
     hosts = {tuple(row.values()) for row in rows(tmp_path / "run", query)}
     assert hosts - {("megatron", False)} == {(recorded_as, recorded_as != "pytorch")}  # its output layer is in BF16
     assert rows(tmp_path / "run", "select * from events where kind = 'error'") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("host", "module", "gemms"),
+    [("te", "transformer_engine", ("fprop", "dgrad", "wgrad")), ("torchao", "torchao", ("dgrad", "wgrad"))],
+)
+def test_a_plan_is_tried_on_an_unmodified_training(
+    tmp_path: Path, host: str, module: str, gemms: tuple[str, ...]
+) -> None:
+    """--fallback: exactly the planned GEMMs of the planned layer leave FP8, and the run says so."""
+    need(module)
+    plan = tmp_path / "plan.json"
+    plan.write_text(Plan((PlanEntry("0", gemms, reason="tried"),)).to_json())
+    out, program = tmp_path / "run", ("tests.hosts.launched_host", host, str(tmp_path / "out"))
+    started((*RECORD, str(out), "--fallback", str(plan), "--", sys.executable, "-m", *program))
+    (event,) = rows(out, "select detail from events where kind = 'config'")
+    assert event["detail"] == f"The fallback plan {plan} is applied: 1 layer."
+    listed = {layer["layer"]: layer for layer in json.loads((out / "run.json").read_text())["layers"]}
+    query = "select distinct layer, gemm from gemms where recipe <> 'bf16' and host <> 'pytorch' and recipe = "
+    query += "(select any_value(recipe) from tensors where what_if is null and recipe is not null)"
+    quantised = {tuple(row.values()) for row in rows(out, query)}
+    others = {(layer, gemm) for layer in set(listed) - {"0"} for gemm in ("fprop", "dgrad", "wgrad")}
+    if host == "te":  # a whole layer in BF16 is compared with the recipe that attach was given: as what_if
+        found = rows(out, "select distinct what_if is null as in_force from tensors where layer = '0' and recipe <> ''")
+        assert [row["in_force"] for row in found] == [False]
+        assert {layer for layer, _ in quantised} >= {"1", "3"}
+    else:
+        assert quantised == others | {("0", "fprop")}
