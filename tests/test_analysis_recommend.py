@@ -4,11 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from fp8dbg.analysis.recommend import Recommendation
 from fp8dbg.analysis.run import open_run
 from fp8dbg.errors import NothingRecordedError
+from fp8dbg.runs.schema import arrow_schema
 from tests.synthetic import amax_jump, outlier, write_run
 
 BROKEN: dict[str, Any] = {"impact": 0.08, "sensitivity": 3e-4}
@@ -119,6 +122,22 @@ def test_trouble_of_the_start_asks_for_bf16_at_the_start_only(tmp_path: Path) ->
     found = recommended(tmp_path, plant, recipe="current")
     assert not found.plan
     assert [a.kind for a in found.instead] == ["use BF16 for the first 31 steps"]
+
+
+@pytest.mark.parametrize(("underflow", "recipe"), [(0, "rowwise"), (40_000, "bf16")])
+def test_finer_recipe_is_offered_where_it_was_recorded_and_holds(underflow: int, recipe: str, tmp_path: Path) -> None:
+    """Rows under which the outlier keeps to itself: fprop stays in FP8, and no FLOPs are given up for it."""
+    path = write_run(tmp_path / "run", plant=[*drowned("layers.2.up", "weight", **BROKEN), *SETTLED])
+    beside = {"layer": "layers.2.up", "tensor": "weight", "recipe": "rowwise", "what_if": "rowwise", "format": "e4m3"}
+    figures = {"granularity": "row", "numel": 176_128, "zeros": 0, "underflow": underflow, "rel_l2": 0.0265}
+    place = {"microbatch": 0, "call": 0, "rank": 0, "nan": 0, "inf": 0, "saturated": 0}
+    rows = [{"step": step, **place, **beside, **figures} for step in range(0, 200, 10)]
+    part = path / "tensors" / "rank=00000" / "part-000009.parquet"
+    pq.write_table(pa.Table.from_pylist(rows, schema=arrow_schema("tensors")), part)
+    with open_run(path) as run:
+        found = run.recommendation()
+    assert [(e.layer, e.gemms, e.recipe) for e in found.plan.entries] == [("layers.2.up", ("fprop",), recipe)]
+    assert (found.curve[0].flops_given_up == 0.0) == (recipe == "rowwise")
 
 
 def test_fault_already_in_bf16_keeps_its_plan_and_is_only_watched(tmp_path: Path) -> None:

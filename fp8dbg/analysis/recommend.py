@@ -23,6 +23,9 @@ from fp8dbg.runs.schema import GEMMS
 ENOUGH = 0.95
 """Share of a fault's harm that the plan takes away."""
 
+FINER_FOR = ("fprop",)
+"""GEMMs that a finer recipe is offered for: figures of rows and blocks are of the direction that fprop sums over."""
+
 FEWEST = 3
 """Sampled steps that a run needs before "nothing is wrong" can be said of it: on the first, every scale is 1."""
 
@@ -178,11 +181,13 @@ def _plan(readers: Plan, chosen: set[tuple[str, str]], finer: Mapping[str, str |
     """A plan of all GEMMs that read a faulty tensor, cut down to those chosen."""
     entries = []
     for entry in readers.entries:
+        recipe = finer.get(entry.layer)
+        why = f"{entry.reason} Under {recipe}, which was recorded beside, it keeps its values."
         gemms = tuple(g for g in GEMMS if (entry.layer, g) in chosen)
-        recipe = finer.get(entry.layer) or "bf16"
-        why = f" Under {recipe}, which was recorded beside, it keeps its values." if recipe != "bf16" else ""
-        if gemms:
-            entries.append(PlanEntry(entry.layer, gemms, recipe, entry.reason + why))
+        held = tuple(g for g in gemms if recipe and g in FINER_FOR)
+        rest = tuple(g for g in gemms if g not in held)
+        entries += [PlanEntry(entry.layer, held, recipe, why)] if held and recipe else []
+        entries += [PlanEntry(entry.layer, rest, reason=entry.reason)] if rest else []
     return Plan(tuple(entries))
 
 
@@ -193,7 +198,7 @@ def _curve(faults: Sequence[Fault], chosen: set[tuple[str, str]], finer: Mapping
     places.sort(key=lambda place: (place[1].layer, place[1].gemm) not in chosen)
     points, flops, added = [], 0.0, set[tuple[str, str]]()
     for fault, gemm in places:
-        key, recipe = (gemm.layer, gemm.gemm), finer.get(gemm.layer) or "bf16"
+        key, recipe = (gemm.layer, gemm.gemm), (finer.get(gemm.layer) if gemm.gemm in FINER_FOR else None) or "bf16"
         added.add(key)
         flops += gemm.flops if recipe == "bf16" else 0.0
         removed = sum(_removed(f, added) for f in faults) / total if known else None

@@ -38,6 +38,9 @@ TIMES_NOISE = 3.0
 LARGEST = 4
 """GEMMs in a set of the exhaustive search, at most."""
 
+CANDIDATES = 6
+"""GEMMs that the search puts sets together of: those that matter most."""
+
 Gemm = tuple[str, str]
 
 
@@ -71,8 +74,9 @@ class Trial:
 
     @cached_property
     def noise(self) -> float:
-        """Standard deviation of the loss without a fault over starts that differ by a rounding of BF16."""
-        return stdev(_trained_on(_jittered(self._start, seed), None, self.case, None, {}) for seed in range(JITTERED))
+        """Standard deviation of FP8's loss without a fault over starts that differ by a rounding of BF16."""
+        starts = [_jittered(self._start, seed) for seed in range(JITTERED)]
+        return stdev(_trained_on(start, None, self.case, self.fault.recipe, {}) for start in starts)
 
     @property
     def gap(self) -> float:
@@ -97,7 +101,8 @@ class Trial:
 
     def smallest(self) -> frozenset[Gemm] | None:
         """The smallest set that recovers ``ENOUGH``; of several as small the best; None: none of ``LARGEST`` does."""
-        candidates = [gemm for gemm in self.gemms if self.matters(gemm)]
+        effects = {gemm: max(self.alone(gemm), self.among_bf16(gemm)) for gemm in self.gemms if self.matters(gemm)}
+        candidates = sorted(effects, key=lambda gemm: -effects[gemm])[:CANDIDATES]
         for size in range(1, LARGEST + 1):
             sets = [frozenset(chosen) for chosen in itertools.combinations(candidates, size)]
             best = max(sets, key=self.recovered, default=None)
