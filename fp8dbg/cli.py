@@ -111,6 +111,7 @@ def report(
     as_json: Json = False,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Where the page goes; RUN/report.html.")] = None,
     no_html: Annotated[bool, typer.Option("--no-html", help="Write no page.")] = False,
+    png: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the figures as PNG files, too.")] = None,
 ) -> None:
     """What happened, where, why, what to do; also as a page.
 
@@ -123,6 +124,8 @@ def report(
         if not no_html:
             # the page of a run that is read from afar goes to the current folder
             _write_page(run, summary, html or (run_folder if run_folder.is_dir() else Path()) / "report.html")
+        if png:
+            _write_pictures(run, summary, png)
     if any(finding.code == "nothing_recorded" for finding in summary.findings):
         raise typer.Exit(NothingRecordedError.exit_code)
 
@@ -138,6 +141,14 @@ def _print_report(run: Run, *, as_json: bool) -> Summary:
     else:
         terminal.report(summary, output.console(), trends(run, summary.findings))
     return summary
+
+
+def _write_pictures(run: Run, summary: Summary, folder: Path) -> None:
+    optional_library("kaleido", "png")
+    from fp8dbg.render.pictures import charts, write_pictures
+
+    for path in write_pictures(charts(run, summary), folder):
+        output.say(f"A figure is {path}")
 
 
 def _write_page(run: Run, summary: Summary, path: Path) -> None:

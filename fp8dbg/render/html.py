@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fp8dbg.errors import NothingRecordedError
 from fp8dbg.render import cards, figures, sections
 from fp8dbg.render.heatmap import MEANINGS, catalogue, heat_map
 from fp8dbg.render.names import common_prefix, shorten
@@ -17,6 +19,7 @@ from fp8dbg.runs.queries import ask
 from fp8dbg.runs.schema import GEMMS
 
 if TYPE_CHECKING:
+    from fp8dbg.analysis.recommend import Point
     from fp8dbg.analysis.run import Run
     from fp8dbg.analysis.summary import Summary
 
@@ -59,7 +62,7 @@ def _parts(run: Run, summary: Summary, data: PageData) -> list[tuple[str, str, s
     """The sections: anchor, title in the navigation, HTML."""
     numbers = {layer: i for i, layer in enumerate(data.layers)}
     return [
-        ("verdict", "Verdict", sections.verdict(_verdict(summary), key_facts(summary))),
+        ("verdict", "Verdict", sections.verdict(_verdict(run, summary), key_facts(summary))),
         ("timeline", "Timeline", sections.timeline(_timeline_note(summary))),
         (
             "findings",
@@ -74,9 +77,17 @@ def _parts(run: Run, summary: Summary, data: PageData) -> list[tuple[str, str, s
     ]
 
 
-def _verdict(summary: Summary) -> sections.Verdict:
-    pressing = [f for f in summary.findings if f.severity != "info"]
-    return sections.Verdict(summary.headline, pressing[0] if pressing else None, summary.plan, checked(summary))
+def _verdict(run: Run, summary: Summary) -> sections.Verdict:
+    pressing = next((f for f in summary.findings if f.severity != "info"), None)
+    return sections.Verdict(summary.headline, pressing, summary.plan, checked(summary), _curve(run))
+
+
+def _curve(run: Run) -> Sequence[Point]:
+    """The recommendation's; empty where too little was recorded for one."""
+    try:
+        return run.recommendation().curve
+    except NothingRecordedError:
+        return ()
 
 
 def _timeline_note(summary: Summary) -> str:

@@ -63,8 +63,15 @@ def marks(run: Run, summary: Summary, data: PageData) -> Marks:
         onsets=onsets,
         spikes=[spike.step for spike in summary.spikes],
         sampled=[(bucket.first_step, bucket.last_step) for bucket in data.grid.buckets],
-        gaps=[row["step"] for row in ask(run, "events", kind="gap") if row["step"] is not None],
+        gaps=_steps(run, "gap"),
+        triggers=_steps(run, "trigger"),
     )
+
+
+def _steps(run: Run, kind: str) -> list[int]:
+    """Steps with events of a kind."""
+    rows = ask(run, "events", kind=kind)
+    return list(dict.fromkeys(row["step"] for row in rows if row["step"] is not None))
 
 
 def worst_table(summary: Summary, numbers: dict[str, int]) -> str:

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fp8dbg.analysis.finding import Finding
+from fp8dbg.render.curve import curve
 from fp8dbg.render.markup import Heading, definitions, escaped, named, number, prose, section, table
 
 if TYPE_CHECKING:
     from fp8dbg.analysis.plan import Plan
+    from fp8dbg.analysis.recommend import Point
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +25,14 @@ class Verdict:
         worst: the most pressing finding; None if there is none.
         plan: what to keep in BF16 or give another recipe.
         checked: sentences on what was looked at, for a run without findings.
+        curve: what GEMM after GEMM in BF16 buys, in order; may be empty.
     """
 
     headline: str
     worst: Finding | None
     plan: Plan
     checked: Sequence[str]
+    curve: Sequence[Point] = ()
 
 
 def verdict(said: Verdict, pairs: Sequence[tuple[str, str]]) -> str:
@@ -36,7 +40,7 @@ def verdict(said: Verdict, pairs: Sequence[tuple[str, str]]) -> str:
     severity = said.worst.severity if said.worst else "fine"
     body = _worst(said.worst) if said.worst else "".join(f"<p>{prose(line)}</p>" for line in said.checked)
     banner = f'<div class="verdict {severity}"><h1>{prose(said.headline, 420)}</h1>{body}</div>'
-    return f'<section id="verdict">{banner}{_plan(said.plan)}{_facts(pairs)}</section>'
+    return f'<section id="verdict">{banner}{_plan(said.plan)}{curve(said.curve)}{_facts(pairs)}</section>'
 
 
 def _worst(finding: Finding) -> str:

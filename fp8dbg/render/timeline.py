@@ -20,12 +20,14 @@ class Marks:
         spikes: steps of loss spikes.
         sampled: (first step, last step) of each stretch of the page's charts.
         gaps: steps on which something was not seen.
+        triggers: steps on which something made the run measure in full.
     """
 
     onsets: Sequence[tuple[int, int]] = ()
     spikes: Sequence[int] = ()
     sampled: Sequence[tuple[int, int]] = ()
     gaps: Sequence[int] = ()
+    triggers: Sequence[int] = ()
 
 
 def timeline(rows: Sequence[dict[str, Any]], marks: Marks) -> Chart:
@@ -42,6 +44,8 @@ def timeline(rows: Sequence[dict[str, Any]], marks: Marks) -> Chart:
         data.append(_line(rows, "grad_norm", "--green", "y2"))
     if marks.gaps:
         data.append(_ticks(marks.gaps, "not seen", "--act", "x-thin-open"))
+    if marks.triggers:
+        data.append(_ticks(marks.triggers, "trigger", "--purple", "diamond"))
     chart = layout("loss", height=330 if with_norm else 260)
     chart["margin"] |= {"t": 40}
     chart["legend"] |= {"y": 1.07}
