@@ -12,8 +12,8 @@ from fp8dbg.render.names import shorten
 if TYPE_CHECKING:
     from fp8dbg.analysis.recommend import Point
 
-WIDTH, HEIGHT = 560, 200
-LEFT, RIGHT, TOP, BOTTOM = 46, 14, 12, 36
+WIDTH, HEIGHT = 420, 190
+LEFT, RIGHT, TOP, BOTTOM = 46, 26, 12, 40
 """Margins."""
 
 MOST = 200
@@ -35,8 +35,8 @@ def curve(points: Sequence[Point]) -> str:
     dots = "".join(_dot(p, *place) for p, place in zip(measured, places, strict=True))
     caption = "Harm removed by keeping GEMM after GEMM in BF16, against the FP8 work given up; filled: in the plan."
     return (
-        f'<figure class="curve"><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escaped(caption)}" '
-        f'style="max-width:{WIDTH}px;width:100%" font-size="11" fill="var(--muted)">{_axes(widest)}'
+        f'<figure class="curve" style="margin:12px 0"><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escaped(caption)}" '
+        f'style="max-width:560px;width:100%" font-size="11" fill="var(--muted)">{_axes(widest)}'
         f'<polyline points="{line}" fill="none" stroke="var(--blue)" stroke-width="1.5"/>{dots}</svg>'
         f'<figcaption class="note">{escaped(caption)}</figcaption></figure>'
     )
