@@ -80,8 +80,9 @@ def trainer(recipe: str) -> tuple[Any, torch.optim.Optimizer, Callable[[], None]
 
 
 def rows(recipe: str = "delayed", rounds: int = 12, warm_up: int = 2) -> list[dict[str, Any]]:
-    """One row per variant, as ``training.rows``; ``start`` first."""
-    return training.compared(lambda: trainer(recipe), training.VARIANTS[:3], rounds, warm_up)
+    """One row per variant, as ``training.rows``; ``start`` first. A second bare one shows how far like is from like."""
+    again: training.Variant = ("bare, once more", training.VARIANTS[0][1])
+    return training.compared(lambda: trainer(recipe), [*training.VARIANTS[:3], again], rounds, warm_up)
 
 
 _CALLS, _REPEATS = 50, 20
