@@ -35,7 +35,8 @@ def curve(points: Sequence[Point]) -> str:
     dots = "".join(_dot(p, *place) for p, place in zip(measured, places, strict=True))
     caption = "Harm removed by keeping GEMM after GEMM in BF16, against the FP8 work given up; filled: in the plan."
     return (
-        f'<figure class="curve" style="margin:12px 0"><svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escaped(caption)}" '
+        '<figure class="curve" style="margin:12px 0">'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escaped(caption)}" '
         f'style="max-width:560px;width:100%" font-size="11" fill="var(--muted)">{_axes(widest)}'
         f'<polyline points="{line}" fill="none" stroke="var(--blue)" stroke-width="1.5"/>{dots}</svg>'
         f'<figcaption class="note">{escaped(caption)}</figcaption></figure>'
