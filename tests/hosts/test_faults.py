@@ -137,3 +137,22 @@ def test_a_gradient_scale_that_is_never_updated(te: Any, tmp_path: Path) -> None
     assert (worst.code, worst.severity) == ("frozen_scale", "act")
     assert (worst.layer, worst.tensor, worst.first_step, worst.last_step) == ("3", "grad_output", 0, 5)
     assert "as before any update" in worst.summary
+
+
+def test_an_autocast_around_plain_layers_changes_none_of_them(te: Any, tmp_path: Path) -> None:
+    """nn.Linear inside Transformer Engine's autocast stays in BF16: said; with one layer of the host's it is not."""
+    for name, made in (("plain", nn.Linear), ("one", te.Linear)):
+        net = nn.Sequential(nn.Linear(128, 128), made(128, 128)).bfloat16()
+        with fp8dbg.attach(net, tmp_path / name, every=1):
+            train(te, net, te_nets.recipe("current"), range(3))
+    assert [finding.code for finding in findings(tmp_path / "plain")] == ["fp8_ignored"]
+    assert "autocast" in findings(tmp_path / "plain")[0].summary
+    assert findings(tmp_path / "one") == []
+
+
+def test_megatrons_own_layers_ignore_its_fp8(tmp_path: Path) -> None:
+    """The local specification with fp8="hybrid" trains in BF16, without a word of Megatron's."""
+    run(tmp_path, "--spec", "local", "--recipe", "current")
+    worst = findings(tmp_path)[0]
+    assert (worst.code, worst.severity) == ("fp8_ignored", "act")
+    assert "fp8='hybrid'" in worst.summary
