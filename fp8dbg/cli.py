@@ -486,7 +486,7 @@ def check(
     """Gates for continuous integration; exit code 1 when one fails.
 
     Without options: tables are complete and finite, no finding, figures near what their formats can do. A rules file
-    holds [[gate]] tables with rule = "underflow.grad_output < 1 %" and, at will, layer, from_step, to_step, over, because.
+    holds [[gate]] tables with rule = "underflow.grad_output < 1 %" and maybe layer, from_step, to_step, over, because.
     """
     from fp8dbg.checking import Outputs, checked
 
