@@ -32,6 +32,13 @@ def autocast(te: Any, fp8_recipe: Any, enabled: bool = True) -> AbstractContextM
     return te.fp8_autocast(enabled=enabled, fp8_recipe=fp8_recipe)  # type: ignore[no-any-return]
 
 
+def calibration(te: Any, fp8_recipe: Any) -> AbstractContextManager[Any]:
+    """An autocast that computes in BF16 and only collects amaxes."""
+    if hasattr(te, "autocast"):
+        return te.autocast(enabled=False, calibrating=True, recipe=fp8_recipe)  # type: ignore[no-any-return]
+    return te.fp8_autocast(enabled=False, calibrating=True, fp8_recipe=fp8_recipe)  # type: ignore[no-any-return]
+
+
 def four_layers(te: Any, seed: int = 0, **arguments: Any) -> torch.nn.Sequential:
     """Linear, LayerNormLinear, LayerNormMLP (two GEMM layers), Linear; 128 features in and out, BF16."""
     torch.manual_seed(seed)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,7 @@ def test_training_is_bit_identical_and_each_call_is_one_row(te: Any, tmp_path: P
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize("recipe", ["delayed", "current"])
+@pytest.mark.parametrize("recipe", te_nets.RECIPES)
 def test_checkpointing_counts_nothing_twice(te: Any, tmp_path: Path, recipe: str, reentrant: bool) -> None:
     """te.checkpoint of either kind: one row per call, with the scale that was in force in the first pass."""
 
@@ -139,7 +140,10 @@ def test_checkpointing_counts_nothing_twice(te: Any, tmp_path: Path, recipe: str
     recorded = figures(tmp_path)
     for key, casts in seen.items():
         if key not in HIDDEN:
-            assert recorded[key] == expected_of(casts, key[1], 2), key
+            found, expected = recorded[key], expected_of(casts, key[1], 2)
+            if recipe not in PER_TENSOR:  # with many scales a tensor, saturation is not read off the bytes
+                found, expected = ([replace(f, saturated=0, scale=None) for f in fs] for fs in (found, expected))
+            assert found == expected, key
 
 
 def test_the_first_step_is_said_to_have_the_initial_scale(te: Any, tmp_path: Path) -> None:
@@ -185,6 +189,29 @@ def test_a_layer_outside_the_autocast_is_a_bf16_layer(te: Any, tmp_path: Path) -
     assert ("0", "mxfp8", "mxfp8") in {tuple(row.values()) for row in found}
     assert ("1", "current", None) in {tuple(row.values()) for row in found}
     assert {row["recipe"] for row in found if row["layer"] == "0"} == {"mxfp8"}
+
+
+def test_calibration_is_recorded_as_the_bf16_that_it_is(te: Any, tmp_path: Path) -> None:
+    """A calibrating autocast computes in BF16: rows compare with attach's recipe, training is as without fp8dbg."""
+    results = []
+    for attached in (False, True):
+        net = te_nets.four_layers(te)
+        with fp8dbg.attach(net, tmp_path, every=1, recipe="delayed") if attached else nullcontext():
+            for step in range(2):
+                with te_nets.calibration(te, te_nets.recipe("delayed")):
+                    y = net(te_nets.batch(step))
+                y.float().pow(2).mean().backward()
+                optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+                optimizer.step()
+                optimizer.zero_grad()
+            meta: Any = net[0].fp8_meta
+            history = meta["scaling_fwd"].amax_history.clone()
+        results.append([history, *(p.detach().clone() for p in net.parameters())])
+    assert all(map(torch.equal, *results))
+    found = rows(tmp_path, "select distinct recipe, what_if from tensors where recipe is not null")
+    assert [tuple(row.values()) for row in found] == [("delayed", "delayed")]
+    counts = rows(tmp_path, "select count(*) as n from amax group by layer, tensor")
+    assert {row["n"] for row in counts} == {2}
 
 
 def test_experts_are_layers_and_an_idle_one_is_no_fault(te: Any, tmp_path: Path) -> None:

@@ -113,10 +113,13 @@ def _figures(dense: Tensor, cast: Any) -> Figures:
     return Figures.of(dense, cast._data, cast._data.dtype, cast._scale)
 
 
+@pytest.mark.parametrize("emulate", [True, False])
 @pytest.mark.parametrize("recipe", ["rowwise", "rowwise_with_gw_hp"])
-def test_rowwise_figures_are_those_of_the_bytes(tmp_path: Path, casts: dict[int, list[Any]], recipe: str) -> None:
+def test_rowwise_figures_are_those_of_the_bytes(
+    tmp_path: Path, casts: dict[int, list[Any]], recipe: str, emulate: bool
+) -> None:
     """Underflow equals that of the fprop and dgrad casts' bytes, the extreme scales theirs; wgrad is as configured."""
-    net = float8(Net(), recipe)
+    net = float8(Net(), recipe, emulate)
     with fp8dbg.attach(net, tmp_path, every=1):
         train(net)
     for name in ("up", "down"):
@@ -224,6 +227,36 @@ def test_mx_layers_are_recorded_with_torchaos_scales(tmp_path: Path) -> None:
             (label, underflow, float(scale.min()), float(scale.max()))
         ]
         assert {row["gemm"] for row in rows(folder, "select gemm from gemms")} <= {"fprop", "dgrad"}
+
+
+@pytest.mark.parametrize("recompute", [None, True, False])
+def test_mx_training_is_bit_identical_and_each_call_is_one_row(tmp_path: Path, recompute: bool | None) -> None:
+    """MXFP8Linear, plain and under both kinds of checkpointing."""
+    pytest.importorskip("torchao.prototype.moe_training.mxfp8_linear")
+    from torchao.prototype.moe_training.mxfp8_linear import MXFP8Linear
+    from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
+
+    def mx(net: Net) -> Net:
+        for name in ("up", "down"):
+            linear = net.get_submodule(name)
+            assert isinstance(linear, nn.Linear)
+            sizes = linear.in_features, linear.out_features
+            made = MXFP8Linear(*sizes, bias=False, kernel_preference=KernelPreference.EMULATED)
+            made.weight.data.copy_(linear.weight.data)
+            net.add_module(name, made)
+        return net
+
+    torch.manual_seed(0)
+    bare = train(mx(Net(recompute)))
+    torch.manual_seed(0)
+    net = mx(Net(recompute))
+    with fp8dbg.attach(net, tmp_path, every=1):
+        watched = train(net)
+    assert all(map(torch.equal, bare, watched))
+    counts = rows(tmp_path, "select layer, tensor, count(*) as n from amax group by all")
+    assert len(counts) == 2 * 3
+    assert {row["n"] for row in counts} == {STEPS * MICROBATCHES}
+    assert rows(tmp_path, "select * from events") == []
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
