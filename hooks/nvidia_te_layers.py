@@ -62,6 +62,11 @@ class TeLayer(Layer):
             self._theirs, self._recipe = meta["recipe"], state.recipe_of(meta["recipe"])
         return self._recipe
 
+    def facts(self) -> dict[str, Any]:
+        """Before its first forward nobody knows which GEMMs will run in BF16."""
+        unknown: dict[str, Any] = {} if state.has_run(self.module) else {"bf16_gemms": []}
+        return super().facts() | unknown
+
     def call(self, watch: Watch, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         """Hand a call of the module to this layer's watch."""
         self.notice_first(args, kwargs)

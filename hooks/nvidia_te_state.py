@@ -63,6 +63,11 @@ def te_version() -> tuple[int, int]:
     return version_of("transformer_engine", "transformer-engine")
 
 
+def has_run(module: nn.Module) -> bool:
+    """Whether the module has had a forward: what it will do is decided in each."""
+    return getattr(module, "activation_dtype", None) is not None
+
+
 def in_fp8(module: nn.Module) -> bool:
     """Whether the module's last forward ran in FP8: calibration and a disabled autocast do not."""
     return bool(getattr(module, "fp8", False))

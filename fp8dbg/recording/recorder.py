@@ -88,6 +88,7 @@ class Recorder:
         self.spent, self._began = 0.0, time.perf_counter()
         self.paused = self.sampled = False
         self.asked: Callable[[], str | None] | None = None
+        self.described: Callable[[], None] | None = None
         self.reason: str | None = None
 
     # For adapters.
@@ -314,6 +315,14 @@ class Recorder:
         if self.sampled:
             self.write_losses()
             self.writer.flush()
+            self.describe()
+
+    @guarded("what run.json says of the layers")
+    def describe(self) -> None:
+        """Once, after the first measured step with a call."""
+        if self.described is not None and self.calls:
+            describe, self.described = self.described, None
+            describe()
 
     def loss_seen(self, step: int, loss: float) -> None:
         """The loss of a step is known: a spike, or what is not finite, triggers."""

@@ -179,16 +179,22 @@ class Session:
         recorder.asked = _asked(model)
         kept = KEPT_BYTES - (RING_BYTES if self._parts.sampling.settings.trigger_dump else 0)
         recorder.probing.kept_bytes = kept // max(len(recorder.watches), 1)
-        self._parts.writer.update_fingerprint(layers=[self._facts(watch) for watch in recorder.watches])
+        self._describe()
+        recorder.described = self._describe
         self._say_what_is_odd(model)
         boundaries.listen(recorder)
         atexit.register(self.close)
         recorder.decide()
 
+    def _describe(self) -> None:
+        """What run.json says of the layers: at first, and again when a step was measured, for some hosts decide in each
+        call whether a layer is in FP8."""
+        self._parts.writer.update_fingerprint(layers=[self._facts(watch) for watch in self.recorder.watches])
+
     def _facts(self, watch: Watch) -> dict[str, Any]:
         layer = watch.layer
         try:
-            if layer.gemms and layer.weight() is None:
+            if layer.gemms and layer.weight() is None and not self.recorder.calls:
                 self.recorder.event("gap", layer.name, "Its weight is not seen: it is computed or not floating point.")
             return layer.facts()
         except Exception as error:  # noqa: BLE001  an adapter's own reading of its host

@@ -84,6 +84,7 @@ def test_a_plan_is_tried_on_an_unmodified_training(
     (event,) = rows(out, "select detail from events where kind = 'config'")
     assert event["detail"] == f"The fallback plan {plan} is applied: 1 layer."
     listed = {layer["layer"]: layer for layer in json.loads((out / "run.json").read_text())["layers"]}
+    assert {name: layer["bf16_gemms"] for name, layer in listed.items()} == {n: [] for n in listed} | {"0": [*gemms]}
     query = "select distinct layer, gemm from gemms where recipe <> 'bf16' and host <> 'pytorch' and recipe = "
     query += "(select any_value(recipe) from tensors where what_if is null and recipe is not null)"
     quantised = {tuple(row.values()) for row in rows(out, query)}
