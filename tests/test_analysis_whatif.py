@@ -16,6 +16,7 @@ from fp8dbg.analysis.whatif import Answer, whatif
 from fp8dbg.errors import NothingRecordedError, UnknownNameError, UsageError
 from fp8dbg.numerics.recipes import DelayedState, recipe_named
 from fp8dbg.runs.folder import RunWriter
+from tests import nets
 from tests.synthetic import write_run
 
 STEPS = 6
@@ -137,6 +138,12 @@ def test_what_was_compared_with_is_exact(tmp_path: Path) -> None:
     for role, got in answers(open_run(tmp_path / "run"), "mxfp8").items():
         assert got.basis == "exact"
         assert got.then["rel_l2"] == pytest.approx((pooled(read, role, "mxfp8", [None] * STEPS)["rel_l2"],) * 2)
+
+
+def test_float32_tensors_have_bounds_where_codes_were_asked_for(tmp_path: Path) -> None:
+    """They have no 16-bit codes: the binades are kept instead."""
+    nets.train(nets.Case(bf16=False), run_dir=tmp_path, every=1, histogram="codes")
+    assert {a.basis for a in whatif(open_run(tmp_path), "unscaled").answers} == {"bounds"}
 
 
 def test_another_format_alone(tmp_path: Path) -> None:

@@ -13,12 +13,14 @@ from torch import nn
 
 import fp8dbg
 from fp8dbg.errors import UsageError
-from fp8dbg.recording import triggers
+from fp8dbg.recording import sampling, triggers
+from fp8dbg.recording.control import Control
+from fp8dbg.recording.launch import Options
 from fp8dbg.recording.sampling import REST, Sampling, Settings
 from fp8dbg.recording.triggers import Losses, Ring, figure_limit, past_limit
 from fp8dbg.runs.dumps import find_dumps
 from fp8dbg.runs.folder import RunWriter
-from tests.nets import Outcome, outcome, table
+from tests.nets import Outcome, attached, outcome, table
 
 # The loss.
 
@@ -211,3 +213,25 @@ def test_triggers_can_be_off(tmp_path: Path) -> None:
     """Not even a loss that is not finite is followed."""
     train(tmp_path, 12, bad=math.nan, every=0, trigger_steps=0)
     assert table(tmp_path, "select step from steps where sampled") == []
+
+
+def test_a_live_run_is_told_its_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through the control file, as by ``fp8dbg control --limit``; attach's own are listed beside them."""
+    monkeypatch.setattr(sampling, "LOOK_SECONDS", 0.0)
+    with attached(tmp_path, every=4, trigger_steps=1) as (run, step):
+        Control(run.path).change({"limits": ["head:input amax > 0"]})
+        for _ in range(6):
+            step()
+        settings = {row["setting"]: (row["value"], row["set_by"]) for row in Control(run.path).in_force()}
+    assert settings["limits"] == (("head:input amax > 0",), "control")
+    assert settings["trigger_steps"] == (1, "attach")
+    (event,) = table(tmp_path / "run", "select step, layer from events where kind = 'trigger'")
+    assert event == {"step": 4, "layer": "head"}
+
+
+def test_limits_of_a_launched_program_are_checked_before_it_runs(tmp_path: Path) -> None:
+    """A typing error must not cost a training run."""
+    with pytest.raises(UsageError, match="no limit"):
+        Options(tmp_path, limits=("underflow",))
+    with pytest.raises(UsageError, match="names no tensor"):
+        Options(tmp_path, trigger_dump=("head",))

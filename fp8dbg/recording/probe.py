@@ -212,7 +212,9 @@ class Probe:
         if self.probing.histogram != "codes":
             return m.histogram if self.probing.histogram else None
         found = census(tensor.detach()).codes()
-        return None if found is None else {"exponent": None, "counts": found[1].tolist(), "codes": found[0].tolist()}
+        if found is None:
+            return m.histogram  # float32 has no codes of 16 bits
+        return {"exponent": None, "counts": found[1].tolist(), "codes": found[0].tolist()}
 
     def _casts(self, role: str) -> list[_Cast]:
         """Every recipe that this operand is measured under, the main one first."""

@@ -81,7 +81,8 @@ def attach(
         what_if: further recipes whose figures are recorded beside the main one's.
         windows: (first, last) steps, inclusive, in which every step is measured.
         dump: ``layer:tensor`` globs of tensors saved whole on measured steps.
-        histogram: "binade" counts per power of two, "codes" counts every 16-bit code, None leaves histograms out.
+        histogram: "binade" counts per power of two, "codes" counts every 16-bit code (of float32, binades), None leaves
+            histograms out. With codes ``fp8dbg whatif`` is exact.
         trigger_steps: steps measured in full after a trigger: a loss that is not finite or spikes, a NaN in an operand,
             a figure past its limit; ten times as many follow in which nothing triggers. 0: nothing does.
         spike: times the usual change from step to step by which a spike exceeds the usual loss; 0: none does.
