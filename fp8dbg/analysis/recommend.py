@@ -103,6 +103,7 @@ def recommend(
         findings: on it, worst first.
         kept: layers that already have GEMMs in BF16 in this run.
     """
+    kept = kept if evidence.in_force else {}  # a run wholly in BF16 follows no plan
     wanted = [f for f in findings if asks_for_bf16(f, kept)]
     passing = [f for f in wanted if early_only(evidence, f)]
     lasting = [f for f in wanted if f not in passing]

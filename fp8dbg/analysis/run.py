@@ -86,7 +86,7 @@ def open_run(path: str | Path | Iterable[str | Path]) -> Run:
 def eased(finding: Finding, kept: Mapping[str, Iterable[str]]) -> Finding:
     """A finding whose forward GEMM is in BF16 already is one to watch: what is left of it hardly shows in the loss."""
     in_bf16 = set(kept.get(finding.layer or "", ())) & set(finding.gemms)
-    if finding.action != "bf16" or finding.severity != "act" or "fprop" not in in_bf16:
+    if finding.action != "bf16" or finding.severity != "act" or finding.what_if or "fprop" not in in_bf16:
         return finding
     rest = " and ".join(gemm for gemm in finding.gemms if gemm not in in_bf16)
     remedy = f"Its fprop is in BF16 already; {rest} can follow at a price." if rest else "It is in BF16 already."
