@@ -46,8 +46,8 @@ class Tap(Protocol):
     def wanted(self) -> bool:
         """Whether this step is measured."""
 
-    def inspected(self, place: int, tensor_name: str, tensor: Tensor | None, quantized: Any) -> None:
-        """A tensor of a layer, in high precision, and its cast."""
+    def inspected(self, place: int, tensor_name: str, tensor: Tensor | None, casts: tuple[Any, Any]) -> None:
+        """A tensor of a layer, in high precision, and what the GEMMs that read it along rows and columns read."""
 
 
 _taps: list[Tap] = []
@@ -111,9 +111,9 @@ def register() -> None:
             quantizer: Any = None,
             tp_size: int = 1,
         ) -> None:
-            """Hand a tensor and its cast over."""
+            """Hand a tensor and its casts over."""
             for tap, place in _listeners(layer_name):
-                tap.inspected(place, tensor_name, tensor, rowwise_quantized_tensor)
+                tap.inspected(place, tensor_name, tensor, (rowwise_quantized_tensor, columnwise_quantized_tensor))
 
     Registry.register_feature(namespace="transformer_engine")(Fp8DbgRecord)
 

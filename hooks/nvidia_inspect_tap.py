@@ -31,6 +31,9 @@ ROLES = {
 }
 """Debug mode's names of tensors, and fp8dbg's."""
 
+READERS = {"activation": ("fprop", "wgrad"), "weight": ("fprop", "dgrad"), "gradient": ("dgrad", "wgrad")}
+"""Which GEMM reads a tensor along rows, and which along columns."""
+
 WARNING = (
     "Measured steps run in Transformer Engine's debug mode (the exact route). There norms, activations and casts are "
     "not fused, and a norm's output is rounded to BF16 before it is cast: those steps do not compute exactly what the "
@@ -45,6 +48,7 @@ class Shown:
         self.forward: dict[str, Tensor] = {}
         self.backward: dict[str, Tensor] = {}
         self.scales: dict[str, Tensor] = {}
+        self.in_high_precision: set[str] = set()
         self.call: Call | None = None
         self.told = self.gradient_seen = False
 
@@ -111,21 +115,25 @@ class Inspection:
             if layer.shown is not None:
                 layer.shown.forward.clear()
                 layer.shown.scales.clear()
+                layer.shown.in_high_precision.clear()
         if self.wanted():
             module.next_iter_when_debug_should_be_run = 0
         if self.wanted() or module.next_iter_when_debug_should_be_run is None:  # and no other feature wants it
             module.debug_last_iteration = None  # have it decided anew: its own count may stand still
 
     @guarded("what debug mode shows")
-    def inspected(self, place: int, tensor_name: str, tensor: Tensor | None, quantized: Any) -> None:
-        """A tensor of a layer and its cast; it is kept until the end of the module's forward or backward."""
+    def inspected(self, place: int, tensor_name: str, tensor: Tensor | None, casts: tuple[Any, Any]) -> None:
+        """A tensor of a layer and its casts; it is kept until the end of the module's forward or backward."""
         layer = self.layers[place]
         shown, wanted = layer.shown, layer.from_debug
         if shown is None or not self.wanted() or tensor is None:
             return
         self._tell(layer, shown)
         with undisturbed(tensor):
-            self._note_scale(layer, shown, ROLES[tensor_name], tensor, quantized)
+            self._note_scale(layer, shown, ROLES[tensor_name], tensor, casts[0])
+        for gemm, cast in zip(READERS.get(tensor_name, ()), casts, strict=False):
+            if isinstance(cast, Tensor) and not hasattr(cast, "_quantizer"):  # another feature keeps this GEMM exact
+                shown.in_high_precision.add(gemm)
         if tensor_name not in wanted:
             return
         if tensor_name in ("activation", "output"):

@@ -67,6 +67,10 @@ class TeLayer(Layer):
         unknown: dict[str, Any] = {} if state.has_run(self.module) else {"bf16_gemms": []}
         return super().facts() | unknown
 
+    def recipe_of(self, gemm: str) -> Recipe | None:
+        """The recipe; None for a GEMM that debug mode was seen to keep in high precision."""
+        return None if self.shown is not None and gemm in self.shown.in_high_precision else self.recipe
+
     def call(self, watch: Watch, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         """Hand a call of the module to this layer's watch."""
         self.notice_first(args, kwargs)

@@ -161,7 +161,7 @@ def test_a_configuration_of_ones_own_is_kept() -> None:
 def test_a_fallback_and_the_recording_share_debug_mode(
     te: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A plan written as debug YAML holds on measured steps and between them, and its layer is recorded."""
+    """A plan written as debug YAML holds on measured steps and between them; its GEMM is not taken for an FP8 one."""
     need("nvdlfw_inspect")
     from fp8dbg.hooks.nvidia_te import write_fallback
     from tests.hosts.test_fallback_text import Entry, Plan
@@ -180,4 +180,7 @@ def test_a_fallback_and_the_recording_share_debug_mode(
             debug_api.step()
     assert (planned, other) == ([True, True], [True, False])
     assert ("0", "input") in figures(tmp_path / "run")
+    found = rows(tmp_path / "run", "select layer, gemm from gemms where layer in ('0', '3')")
+    gemms = {(layer, gemm) for layer in ("0", "3") for gemm in ("fprop", "dgrad", "wgrad")}
+    assert {(row["layer"], row["gemm"]) for row in found} == gemms - {("0", "wgrad")}
     nvidia_inspect.stop()
