@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from math import sqrt
+from math import inf, sqrt
 from statistics import fmean, median
 
 from fp8dbg.analysis.evidence import Evidence, Row
@@ -20,12 +20,14 @@ from fp8dbg.analysis.rules import (
     LOSS_END_RULE,
     LOSS_RULE,
     SATURATED_RULE,
+    SPIKE_RULE,
     TABLES_RULE,
     UNDERFLOW_RULE,
     UNEXPLAINED_RULE,
 )
 from fp8dbg.analysis.run import Run
 from fp8dbg.analysis.scales import reach
+from fp8dbg.analysis.spikes import RISE, SCORE, find_spikes
 from fp8dbg.analysis.verdicts import shared
 from fp8dbg.numerics.formats import FORMATS
 from fp8dbg.runs.schema import OPERANDS
@@ -125,6 +127,18 @@ def loss_end(evidence: Evidence) -> Gate:
     return nearest(LOSS_END_RULE, [Judged(row, end, limit, True, None, basis)], what="the last tenth's loss")
 
 
+def spikes(evidence: Evidence) -> Gate:
+    """The loss never spikes: FP8 may have no part in it, but the run is not what it was meant to be."""
+    found = find_spikes(evidence)
+    basis = f"{SCORE:.0f} robust deviations above the steps before, and {100 * RISE:.0f} %"
+    if not found:
+        return Gate(SPIKE_RULE, True, "None.", basis)
+    worst = max(found, key=lambda spike: spike.score if spike.score is not None else inf)
+    loss = "not finite" if worst.loss is None else f"{worst.loss:.3g}"
+    told = f"{len(found)}, the worst on step {worst.step}, where the loss was {loss}."
+    return Gate(SPIKE_RULE, False, told, basis, step=worst.step, failing=len(found))
+
+
 def findings(run: Run) -> Gate:
     """No verdict asks to act or to watch."""
     pressing = [f for f in run.findings() if f.severity in ("act", "watch")]
@@ -215,6 +229,7 @@ EVIDENCE_GATES = {
     FINITE_RULE: finite,
     LOSS_RULE: loss,
     LOSS_END_RULE: loss_end,
+    SPIKE_RULE: spikes,
     UNDERFLOW_RULE: underflow,
     SATURATED_RULE: saturated,
     ERROR_RULE: error,

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from fp8dbg.runs.folder import Folder
-from fp8dbg.runs.queries import QUESTIONS
+from fp8dbg.runs.queries import ask_table
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -72,7 +72,7 @@ class Paired:
 def paired(a: Folder, b: Folder, question: str) -> Paired:
     """Pair two runs' answers to compare_tensors or compare_gemms."""
     layers, names, casts = Words(), Words(), Words()
-    sides = [_read(folder, question) for folder in (a, b)]
+    sides = [ask_table(folder, question) for folder in (a, b)]
     own = [set(side["layer"].unique().to_pylist()) for side in sides]
     coded = [
         (names.codes(s["name"]), layers.codes(s["layer"]), s["step"].to_numpy(), casts.codes(s["cast"])) for s in sides
@@ -96,10 +96,6 @@ def paired(a: Folder, b: Folder, question: str) -> Paired:
         for part in _runs_of(name)
     ]
     return Paired(blocks, np.unique(step).tolist(), (own[0], own[1]), list(casts.known))
-
-
-def _read(folder: Folder, question: str) -> pa.Table:
-    return folder.reading(lambda _: folder.sql(QUESTIONS[question].sql).to_arrow_table())
 
 
 def _figures(side: pa.Table, rows: Integers) -> dict[str, Floats]:

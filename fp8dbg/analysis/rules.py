@@ -44,6 +44,7 @@ FIGURES_RULE = "every operand has its figures"
 FINITE_RULE = "no NaN or Inf"
 LOSS_RULE = "every loss is finite"
 LOSS_END_RULE = "the loss ends near its best"
+SPIKE_RULE = "no loss spike"
 FINDING_RULE = "no finding"
 UNDERFLOW_RULE = "underflow of operands within their format's reach"
 SATURATED_RULE = "saturation of operands below harm"
@@ -60,6 +61,7 @@ DEFAULTS = (
     FINITE_RULE,
     LOSS_RULE,
     LOSS_END_RULE,
+    SPIKE_RULE,
     FINDING_RULE,
     UNDERFLOW_RULE,
     SATURATED_RULE,

@@ -221,16 +221,35 @@ def ask(folder: Folder, question: str, **parameters: Any) -> list[dict[str, Any]
         UnknownNameError: there is no such question or parameter; the message lists those that exist.
         QueryError: a parameter is of the wrong type, or the query fails.
     """
+    return folder.reading(_asking(question, parameters, rows))
+
+
+def ask_table(folder: Folder, question: str, **parameters: Any) -> pa.Table:
+    """The answer as an Arrow table, for questions with very many rows; raises as `ask` does."""
+    return folder.reading(_asking(question, parameters, _table))
+
+
+def _asking(
+    question: str, parameters: Mapping[str, Any], read: Callable[[duckdb.DuckDBPyConnection, str, Parameters], T]
+) -> Callable[[duckdb.DuckDBPyConnection], T]:
     if question not in QUESTIONS:
         raise UnknownNameError("question", question, list(QUESTIONS))
     asked = QUESTIONS[question]
     values = asked.values(parameters)
 
-    def answer(connection: duckdb.DuckDBPyConnection) -> list[dict[str, Any]]:
+    def answer(connection: duckdb.DuckDBPyConnection) -> T:
         _keep_merged(connection, asked.reads)
-        return rows(connection, asked.sql, values)
+        return read(connection, asked.sql, values)
 
-    return folder.reading(answer)
+    return answer
+
+
+def _table(connection: duckdb.DuckDBPyConnection, query: str, params: Parameters) -> pa.Table:
+    relation = run(connection, query, params)
+    try:
+        return relation.to_arrow_table()
+    except duckdb.Error as error:
+        raise _error(error) from error
 
 
 def _keep_merged(connection: duckdb.DuckDBPyConnection, reads: Sequence[str]) -> None:
