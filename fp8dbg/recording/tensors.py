@@ -52,17 +52,17 @@ def undisturbed(x: Any) -> Iterator[None]:
         yield
 
 
-def gemm_node(node: Node, known: Collection[str]) -> tuple[Node, int] | None:
+def gemm_node(node: Node, known: Collection[str], passing: tuple[str, ...] = ()) -> tuple[Node, int] | None:
     """The node of the GEMM behind an output's node, and which of its outputs that is; None if it is not found.
 
-    What stands between may only reshape, cast or add.
+    What stands between may only reshape, cast or add, or be a host's own whose names begin as ``passing`` says.
     """
     place = 0
     for _ in range(4):
         name = node.name()
         if name in known:
             return node, place
-        if not name.startswith(_PASSING) or not node.next_functions:
+        if not name.startswith((*_PASSING, *passing)) or not node.next_functions:
             return None
         behind, place = node.next_functions[0]
         if behind is None:

@@ -333,7 +333,7 @@ class Watch:
             if self.layer.module.training:
                 self.recorder.waiting.append(call)
             return
-        found = gemm_node(node, self.layer.nodes)
+        found = gemm_node(node, self.layer.nodes, self.layer.passing)
         if found is None:
             call.slot = y.output_nr
             self._tell_not_found(node.name())
