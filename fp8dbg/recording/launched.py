@@ -154,7 +154,7 @@ class Attacher:
     """Attaches to one model after another: the first is recorded in ``out``, the next in ``out-2`` and so on.
 
     Args:
-        options: ``out``, ``every``, ``recipe``, ``layers``, ``first_step``; ``fallback``: a plan's file, or None.
+        options: those of ``launch.Options``; ``out`` and ``fallback`` (a plan's file, or None) are needed, the rest have defaults.
         tell: takes a line for the launcher.
     """
 
@@ -180,7 +180,7 @@ class Attacher:
 
         said = _apply(self._options["fallback"], model) if self._options["fallback"] else []
         names = ("recipe", "every", "layers", "first_step", "limits", "trigger_dump")
-        asked = {name: self._options[name] for name in names}
+        asked = {name: self._options[name] for name in names if name in self._options}
         session = attach(model, path, **asked)
         for sentence in said:
             session.recorder.event("config", None, sentence)
