@@ -154,7 +154,7 @@ class Attacher:
     """Attaches to one model after another: the first is recorded in ``out``, the next in ``out-2`` and so on.
 
     Args:
-        options: those of ``launch.Options``; ``out`` and ``fallback`` (a plan's file, or None) are needed, the rest have defaults.
+        options: those of ``launch.Options``; ``out`` and ``fallback`` (a file or None) must be among them.
         tell: takes a line for the launcher.
     """
 
