@@ -161,7 +161,7 @@ class HarmModel:
         flushed = (
             r["worst"] for f in found for r in f.evidence if r.get("figure") in ("underflow_ratio", "zero_ratio")
         )
-        return min(1.0, max([abs(1.0 - aligned), *flushed]))
+        return float(min(1.0, max([abs(1.0 - aligned), *flushed])))
 
     @cached_property
     def _rows(self) -> dict[tuple[str, str], Row]:
