@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, Any
 
 import torch
 from torch import Tensor, nn
@@ -76,7 +76,7 @@ class Scene:
     optimizer: torch.optim.Optimizer
     size: Size
     batches: torch.Generator
-    held: list[Callable[[], None]] = field(default_factory=list)
+    held: list[Callable[[], object]] = field(default_factory=list)
     token_weights: Tensor | None = None
     change: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
     not_reduced: set[str] = field(default_factory=set)
@@ -132,7 +132,8 @@ class Scene:
         """
         chosen = torch.tensor(list(index))
         kept = parameter.detach().index_select(dim, chosen)
-        parameter.register_hook(lambda grad: grad.index_fill(dim, chosen, 0.0))
+        grad_of: Any = parameter  # torch leaves register_hook without types
+        grad_of.register_hook(lambda grad: grad.index_fill(dim, chosen, 0.0))
         self.held.append(lambda: parameter.data.index_copy_(dim, chosen, kept))
 
     def checkpoint(self, seed: int) -> Checkpoint:
