@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
