@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fp8dbg.errors import UnknownNameError, UsageError
-from fp8dbg.hooks import writers
 
 if TYPE_CHECKING:
     from fp8dbg.runs.plan import Plan
@@ -21,6 +20,8 @@ def require_host(host: str) -> None:
     Raises:
         UnknownNameError: its message lists the hosts.
     """
+    from fp8dbg.hooks import writers  # brings torch, for more than a second: only where a host is named
+
     if host not in (known := writers()):
         raise UnknownNameError("host", host, list(known))
 
@@ -41,6 +42,8 @@ def write_plan(plan: Plan, host: str | None, out: Path) -> list[Path]:
     """
     texts = {"plan.json": plan.to_json() + "\n"}
     if host is not None and plan:
+        from fp8dbg.hooks import writers
+
         texts[f"fallback_{host}{SUFFIXES.get(host, '.py')}"] = writers()[host].write_fallback(plan)
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 
 from fp8dbg.errors import UsageError
 from fp8dbg.numerics.arguments import a_module
@@ -95,8 +96,8 @@ class SimulatedLinear(nn.Linear):
             return None, "emulated"
         return self._scaling.scale(self, role)
 
-    # compiled loops and state cannot be traced; the import this costs is one that every optimizer makes
-    @torch.compiler.disable
+    # compiled loops and state cannot be traced; torch.compiler.disable would import all of the compiler at once
+    @_disable_dynamo
     def forward(self, input: Tensor) -> Tensor:
         """As ``nn.Linear``: input [.., in_features], any floating dtype autocast or the weight's."""
         if self.fp8_fallback == set(GEMMS):
