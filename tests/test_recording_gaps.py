@@ -51,6 +51,7 @@ def test_a_layer_that_cannot_be_hooked_costs_itself_alone(tmp_path: Path) -> Non
 @pytest.mark.parametrize("in_place", [True, False])
 def test_a_model_that_is_still_to_be_compiled_is_no_gap(tmp_path: Path, in_place: bool) -> None:
     """Compiled but never called: everything will be recorded, and nothing is said."""
+    torch._dynamo.reset()  # compiled code belongs to a class: another model's would count
     model: Any = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     if in_place:
         model.compile(backend="eager")

@@ -318,7 +318,7 @@ def _to_compile(module: nn.Module) -> bool:
 
 
 def _has_code(module: nn.Module) -> bool:
-    """Whether there is compiled code for the module's forward; True where this torch does not tell."""
+    """Whether there is compiled code for the forward of the module's class; True where this torch does not tell."""
     code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
     entries: Any = getattr(torch._C._dynamo.eval_frame, "_debug_get_cache_entry_list", None)
     return code is not None and (entries is None or bool(entries(code)))
