@@ -184,10 +184,14 @@ class Watch:
     def called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         """A call of the module, the tensors still to be picked."""
         place = self._place()
-        if self.recorder.sampled and not looks_ahead(self.layer):
-            self.compare(self.layer.pick(args, kwargs, output)[0])
+        compared = self.recorder.sampled and not looks_ahead(self.layer)
+        if place is None and not compared:
+            return
+        x, y = self.layer.pick(args, kwargs, output)
+        if compared:
+            self.compare(x)
         if place is not None:
-            self._take(place, *self.layer.pick(args, kwargs, output), None)
+            self._take(place, x, y, None)
 
     @guarded("its calls")
     def forward(self, input: Any, output: Any, weight: Tensor | None = None) -> Call | None:
