@@ -104,3 +104,18 @@ def start() -> Browser:
         options.add_argument(argument)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     return Browser(webdriver.Chrome(options=options, service=Service(driver)))
+
+
+def opens_silently_and_fits(browser: Browser, page: Path, width: int, dark: bool) -> None:
+    """Assert that a page gives no console message and no request, and that nothing reaches out of the window."""
+    browser.open(page, width=width, dark=dark)
+    browser.draw_everything()
+    assert browser.console() == []
+    assert browser.requests() == []
+    assert browser.js("document.documentElement.scrollWidth") <= width
+    outside = browser.js(
+        "[...document.querySelectorAll('.main-svg text')].filter((text) => {"
+        " const box = text.getBoundingClientRect();"
+        " return box.width && (box.left < -1 || box.right > innerWidth + 1); }).map((text) => text.textContent)"
+    )
+    assert outside == []

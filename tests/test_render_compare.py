@@ -14,7 +14,7 @@ import pytest
 from fp8dbg.analysis.compare import compare
 from fp8dbg.analysis.run import open_run
 from fp8dbg.render.compare_page import write_comparison
-from tests.browser import Browser, start
+from tests.browser import Browser, opens_silently_and_fits, start
 from tests.pages import HOSTILE, hostile
 from tests.synthetic import non_finite, outlier, write_run
 
@@ -87,17 +87,7 @@ def test_a_page_opens_silently_offline_and_fits(
     browser: Browser, pages: dict[str, Path], kind: str, width: int, dark: bool
 ) -> None:
     """No console message, no request; nothing wider than the window, no text of a chart outside it."""
-    browser.open(pages[kind], width=width, dark=dark)
-    browser.draw_everything()
-    assert browser.console() == []
-    assert browser.requests() == []
-    assert browser.js("document.documentElement.scrollWidth") <= width
-    outside = browser.js(
-        "[...document.querySelectorAll('.main-svg text')].filter((text) => {"
-        " const box = text.getBoundingClientRect();"
-        " return box.width && (box.left < -1 || box.right > innerWidth + 1); }).map((text) => text.textContent)"
-    )
-    assert outside == []
+    opens_silently_and_fits(browser, pages[kind], width, dark)
 
 
 def test_the_page_says_what_compare_says(browser: Browser, pages: dict[str, Path]) -> None:

@@ -13,7 +13,7 @@ from selenium.webdriver.common.keys import Keys
 from fp8dbg.analysis.run import Run, open_run
 from fp8dbg.analysis.summary import summarise
 from fp8dbg.render.html import write_report
-from tests.browser import Browser, start
+from tests.browser import Browser, opens_silently_and_fits, start
 from tests.pages import HOSTILE, empty, faulted, hostile
 from tests.synthetic import swiglu_outlier, write_run
 
@@ -59,17 +59,7 @@ def test_a_page_opens_silently_offline_and_fits(
     browser: Browser, pages: dict[str, Path], kind: str, width: int, dark: bool
 ) -> None:
     """No console message, no request; nothing wider than the window, no text of a chart outside it."""
-    browser.open(pages[kind], width=width, dark=dark)
-    browser.draw_everything()
-    assert browser.console() == []
-    assert browser.requests() == []
-    assert browser.js("document.documentElement.scrollWidth") <= width
-    outside = browser.js(
-        "[...document.querySelectorAll('.main-svg text')].filter((text) => {"
-        " const box = text.getBoundingClientRect();"
-        " return box.width && (box.left < -1 || box.right > innerWidth + 1); }).map((text) => text.textContent)"
-    )
-    assert outside == []
+    opens_silently_and_fits(browser, pages[kind], width, dark)
 
 
 def test_hostile_names_are_text(browser: Browser, pages: dict[str, Path]) -> None:

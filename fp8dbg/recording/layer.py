@@ -68,6 +68,11 @@ class Layer:
         """
         return None, None
 
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether the layer knows its operands before its module is called."""
+        return type(self).ahead is not Layer.ahead
+
     def weight(self) -> Tensor | None:
         """The weight [out, in] that the GEMM reads, or None where it cannot be seen.
 

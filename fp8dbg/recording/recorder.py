@@ -17,12 +17,13 @@ from fp8dbg.recording.extents import LastSeen
 from fp8dbg.recording.guard import guarded, logger, sentence
 from fp8dbg.recording.layer import Layer
 from fp8dbg.recording.ledger import Ledger, Row
+from fp8dbg.recording.module_hooks import ModuleHandle, hook_module
 from fp8dbg.recording.names import matches, named_layers
 from fp8dbg.recording.probe import Probe, Probing
 from fp8dbg.recording.steps import Optimizers, StepLog
 from fp8dbg.recording.tensors import modes_active, undisturbed
 from fp8dbg.recording.triggers import Losses, Ring, past_limit
-from fp8dbg.recording.watch import Call, ModuleHandle, Watch, hook_module
+from fp8dbg.recording.watch import Call, Watch
 
 if TYPE_CHECKING:
     from fp8dbg.recording.sampling import Sampling

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -11,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch._compile import _disable_dynamo
-from torch.utils.hooks import RemovableHandle
 
 from fp8dbg.numerics.census import Amax, amax_of
 from fp8dbg.recording.guard import guarded
@@ -184,7 +181,7 @@ class Watch:
     def called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         """A call of the module, the tensors still to be picked."""
         place = self._place()
-        compared = self.recorder.sampled and not looks_ahead(self.layer)
+        compared = self.recorder.sampled and not self.layer.looks_ahead
         if place is None and not compared:
             return
         x, y = self.layer.pick(args, kwargs, output)
@@ -369,62 +366,3 @@ def _checkpointed(hook: str) -> bool:
     """Whether the innermost hooks on saved tensors are those of torch's non-reentrant checkpointing of that name."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
     return hooks is not None and getattr(hooks[0], "__qualname__", "").startswith(hook)
-
-
-_called_eagerly = _disable_dynamo(Watch.called)
-
-
-class ModuleHook:
-    """The forward hook of a module. A copy of the module, deep or pickled, gets a hook that does nothing."""
-
-    __slots__ = ("_watch",)
-
-    def __init__(self, watch: Watch) -> None:
-        self._watch = watch
-
-    def __call__(self, _: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
-        """A call of the module; what torch.compile is tracing it leaves, by a graph break, to plain Python."""
-        if torch.compiler.is_compiling():
-            _called_eagerly(self._watch, args, kwargs, output)
-        else:
-            self._watch.called(args, kwargs, output)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return getattr, (contextlib.nullcontext(), "__exit__")  # takes anything, returns None, is there without fp8dbg
-
-
-class AheadHook(ModuleHook):
-    """The forward pre-hook of a module."""
-
-    __slots__ = ()
-
-    def __call__(self, _: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any = None) -> None:
-        """A call that is about to come; what torch.compile is tracing it leaves alone."""
-        if not torch.compiler.is_compiling():
-            self._watch.coming(args, kwargs)
-
-
-class ModuleHandle:
-    """The hooks of one module."""
-
-    def __init__(self, *handles: RemovableHandle) -> None:
-        self._handles = handles
-
-    def remove(self) -> None:
-        """Take them off; twice does nothing."""
-        for handle in self._handles:
-            handle.remove()
-
-
-def looks_ahead(layer: Layer) -> bool:
-    """Whether the layer knows its operands before its module is called."""
-    return type(layer).ahead is not Layer.ahead
-
-
-def hook_module(watch: Watch) -> ModuleHandle:
-    """Hook the layer's module. First in line: FSDP's own hook, if it comes first, puts the weight away."""
-    module = watch.layer.module
-    handles = [module.register_forward_hook(ModuleHook(watch), with_kwargs=True, prepend=True)]
-    if looks_ahead(watch.layer):
-        handles.append(module.register_forward_pre_hook(AheadHook(watch), with_kwargs=True))
-    return ModuleHandle(*handles)
