@@ -22,8 +22,11 @@ BELOW: dict[str, set[str]] = {
     "recording": {"runs", "numerics"},
     "hooks": {"recording", "runs", "numerics"},
     "demo": {"recording", "hooks", "analysis", "runs", "reports", "numerics"},
+    "cli": {"demo", "render", "recording", "hooks", "analysis", "runs", "reports", "numerics"}
+    | {"bisecting", "checking", "comparing", "doctor", "listing", "output", "recommending", "watching"},
 }
-"""Each room and the rooms below it; the files outside any room (the command line) stand above all."""
+"""Each room and the rooms below it; what files outside any room do for one verb each stands just below the command
+line, and above all other rooms."""
 
 UNSAFE = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
 
@@ -79,6 +82,16 @@ def test_a_room_imports_only_from_rooms_below_it(room: str) -> None:
         if name.startswith("fp8dbg.") and name.split(".")[1] not in allowed
     ]
     assert not wrong
+
+
+def test_only_the_package_run_as_a_program_imports_the_command_line() -> None:
+    """It stands above everything: what two verbs share is in a file below it."""
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for path in SOURCES
+        if _room(path) != "cli" and any(name.startswith("fp8dbg.cli") for name in _imports(path))
+    }
+    assert found == {"fp8dbg/__main__.py"}
 
 
 def test_no_room_imports_the_public_names() -> None:
