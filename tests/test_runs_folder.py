@@ -582,37 +582,6 @@ def test_a_folder_may_have_any_name(tmp_path: Path, name: str) -> None:
         assert run.sql("SELECT DISTINCT rank FROM tensors").fetchall() == [(0,)]
 
 
-# Dumps.
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.int64])
-def test_dumps_keep_dtype_and_values(tmp_path: Path, dtype: torch.dtype) -> None:
-    """Also of a transposed view, whose memory is not contiguous."""
-    tensor = torch.arange(6).reshape(2, 3).to(torch.float32).to(dtype).t()
-    with RunWriter(tmp_path) as writer:
-        writer.dump(1, "l", {"weight": tensor})
-    with open_folder(tmp_path) as run:
-        loaded = run.dumps()[0].load()
-    assert loaded.dtype == dtype
-    assert loaded.shape == (3, 2)
-    assert torch.equal(loaded.float(), tensor.float())
-
-
-def test_a_file_that_is_no_dump_is_passed_over(tmp_path: Path) -> None:
-    """Cut, foreign, or with a header that claims to be huge."""
-    with RunWriter(tmp_path) as writer:
-        [path] = writer.dump(1, "l", {"weight": torch.zeros(3)})
-    for name, data in {
-        "a": b"",
-        "b": b"\xff" * 20,
-        "c": path.read_bytes()[:20],
-        "d": b"\x02" + bytes(7) + b"{}",
-    }.items():
-        path.with_name(f"{name}.safetensors").write_bytes(data)
-    with open_folder(tmp_path) as run:
-        assert [d.path for d in run.dumps()] == [path]
-
-
 # Size.
 
 

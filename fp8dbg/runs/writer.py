@@ -8,7 +8,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,8 +48,8 @@ class RunWriter:
     rank is closed. No buffer holds more than 1 MB and the rows of one `append`.
 
     Once constructed it never raises for the disk's sake: when a write fails, recording stops, `stopped` says why, and
-    one warning is given. Wrong tables and columns do raise: they are mistakes in the caller. A forked child records
-    nothing.
+    one warning is given. A tensor that cannot be saved stops no more than the saving of tensors, with an event. Wrong
+    tables and columns do raise: they are mistakes in the caller. A forked child records nothing.
 
     Args:
         path: the run folder; made if missing.
@@ -83,7 +82,7 @@ class RunWriter:
         self._stores = {name: TableStore(self.path, name, self.rank, part_bytes) for name in TABLES}
         self._rows: dict[str, list[Row]] = {name: [] for name in TABLES}
         self._sizes = dict.fromkeys(TABLES, 0)
-        self._flushed, self._dumped = time.monotonic(), 0
+        self._flushed, self._dumped, self._saves = time.monotonic(), 0, True
         self._misfits: set[tuple[str, str]] = set()
         self._closed = False
         self._mutex = threading.RLock()  # backward hooks may run on autograd's own threads
@@ -130,8 +129,8 @@ class RunWriter:
         saved: list[Path] = []
         with self._mutex:
             for name, tensor in tensors.items():
-                if not self.stopped and not self._closed:
-                    self._try("dump", partial(self._save, saved, step, layer, name, tensor))
+                if self._saves and not self.stopped and not self._closed:
+                    self._save(saved, step, layer, name, tensor)
         return saved
 
     def update_fingerprint(self, **facts: Any) -> None:
@@ -197,9 +196,16 @@ class RunWriter:
             )
 
     def _save(self, saved: list[Path], step: int, layer: str, name: str, tensor: Tensor) -> None:
-        path = save_dump(self.path, self.rank, step, layer, name, tensor)
+        try:
+            path = save_dump(self.path, self.rank, step, layer, name, tensor)
+            self._dumped += path.stat().st_size
+        except OSError as error:
+            self._saves = False
+            detail = f"No tensor is saved from here on: {self.path / 'dumps'} cannot be written ({_reason(error)})."
+            self.event(step, "error", layer, detail)
+            _LOG.warning("fp8dbg: %s", detail)
+            return
         saved.append(path)
-        self._dumped += path.stat().st_size
         self._check_limit()
 
     def _write_fingerprint(self) -> None:
