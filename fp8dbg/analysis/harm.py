@@ -33,7 +33,7 @@ class GemmHarm:
     Attributes:
         layer, gemm: which.
         operands: the faulty tensors that it reads.
-        harm: what FP8 in it is predicted to add to the loss; None where nothing was measured.
+        harm: what ranks it, in units of the loss (HarmModel); None where nothing was measured.
         lost: share of its product that is error, at most 1; None where nothing was measured.
         hidden: whether another fault hides its harm, so that the figure is that one's.
         flops: its share of the FLOPs of all GEMMs recorded.

@@ -1,7 +1,8 @@
 """The smallest plan that works: which GEMMs to keep in BF16, what that buys and costs, and what to do instead of it.
 
 A fault's GEMMs are added by the harm predicted of them (fp8dbg.analysis.harm) until ``ENOUGH`` of the fault's harm is
-gone; GEMMs that hide one another's harm are added together, as one alone buys nothing.
+gone; GEMMs that hide one another's harm are added together, as one alone buys nothing. Harm ranks GEMMs; how far the
+loss will fall it does not say.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Point:
         layer, gemm: what is added.
         in_plan: whether the plan has it.
         recipe: "bf16", or the finer recipe that the plan gives it.
-        harm: predicted share of the loss's change that it is behind, in the loss's units; None where not measured.
+        harm: what ranks it: predicted, in the loss's units, and no forecast of the loss; None where not measured.
         hidden: whether another fault hides its harm.
         harm_removed: share of all harm that is gone by now; None where it is not measured.
         flops_given_up: share of all recorded GEMMs' FLOPs that is not in FP8 by now.
@@ -82,7 +83,7 @@ class Recommendation:
             given_up = next((p.flops_given_up for p in reversed(self.curve) if p.in_plan), 0.0)
             count = sum(len(e.gemms) for e in self.plan.entries)
             what = "1 GEMM" if count == 1 else f"{count} GEMMs"
-            buys = f", which takes away {percent(removed)} of the harm" if removed is not None else ""
+            buys = f", which takes away {percent(removed)} of the predicted harm" if removed is not None else ""
             return f"Take {what} out of the run's recipe{buys} and gives up {percent(given_up)} of the FP8 FLOPs."
         if self.instead:
             return f"BF16 is not the answer here: {self.instead[0].kind}."
@@ -222,8 +223,8 @@ def _reason(fault: Fault, gemm: GemmHarm) -> str:
     if gemm.hidden:
         return f"{what}; its harm is hidden by {fault.findings[0].layer}, and shows once that is repaired"
     if gemm.gemm == "fprop":
-        return f"{what}: predicted to add {gemm.harm:.2g} to the loss"
-    return f"{what}: {percent(gemm.lost or 0.0)} of it is lost, predicted to cost {gemm.harm:.2g} of what is learned"
+        return f"{what}: harm {gemm.harm:.2g}"
+    return f"{what}: {percent(gemm.lost or 0.0)} of it is lost, harm {gemm.harm:.2g}"
 
 
 def _not_fixed(findings: Sequence[Finding], faults: Sequence[Fault], chosen: set[tuple[str, str]]) -> list[str]:

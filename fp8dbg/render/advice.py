@@ -31,7 +31,8 @@ def _lines(found: Recommendation) -> Iterator[str]:
         for entry in found.plan.entries:
             yield f"  {shorten(entry.layer, 72)}: {', '.join(entry.gemms)} in {entry.recipe}. {entry.reason}"
     if found.curve:
-        yield "\nGEMM by GEMM, * in the plan (harm removed, FP8 FLOPs given up, all so far):"
+        yield "\nGEMM by GEMM, * in the plan (harm removed, FP8 FLOPs given up, all so far)."
+        yield "Harm is in units of the loss; it ranks GEMMs and does not forecast the loss:"
         yield from (_point(point) for point in found.curve[:MOST])
     if found.instead:
         yield "\nInstead of BF16:"

@@ -33,7 +33,8 @@ def curve(points: Sequence[Point]) -> str:
     places = [(_across(p.flops_given_up / widest), _down(p.harm_removed or 0.0)) for p in measured]
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in [(_across(0.0), _down(0.0)), *places])
     dots = "".join(_dot(p, *place) for p, place in zip(measured, places, strict=True))
-    caption = "Harm removed by keeping GEMM after GEMM in BF16, against the FP8 work given up; filled: in the plan."
+    caption = "Harm removed by keeping GEMM after GEMM in BF16, against the FP8 work given up; filled: in the plan. "
+    caption += "Harm ranks GEMMs; it does not forecast the loss."
     return (
         '<figure class="curve" style="margin:12px 0">'
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escaped(caption)}" '

@@ -1,6 +1,7 @@
 """Ranks that hold different scales for a tensor whose scale they should share.
 
-Sign: scales of one role agree across the ranks in nearly all layers, and in this one they do not.
+Sign: scales of one role agree across the ranks in nearly all layers, and in this one they do not. Under delayed scaling
+the cause may be older by up to the amax history: scales part only once the window's largest values do.
 Cause: an amax that is not reduced over the group on one rank, a rank that resumed without its state, replicas that have
 drifted apart.
 Remedy: reduce amax over the whole group for this layer; compare the ranks' weights.
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 
 from fp8dbg.analysis.evidence import Evidence, Row
 from fp8dbg.analysis.finding import Finding
+from fp8dbg.analysis.scales import recipe_of
 from fp8dbg.analysis.wording import percent, times
 
 CODE = "rank_disagreement"
@@ -50,10 +52,21 @@ def _finding(evidence: Evidence, row: Row, together: float) -> Finding:
         first_step=row["first_step"],
         last_step=row["last_step"],
         summary=f"The ranks' scales of {row['tensor']} are up to {times(row['worst'])} apart on {row['steps_apart']} "
-        f"of {row['steps']} steps, first on step {row['first_step']}; rank {row['lone_rank']} is the odd one.",
+        f"of {row['steps']} steps, first on step {row['first_step']}{_hidden(evidence, row)}; "
+        f"rank {row['lone_rank']} is the odd one.",
         basis=f"the ranks agree on {percent(together)} of the layers' scales of {row['tensor']}",
         remedy="Reduce amax over the whole group for this layer, and compare the ranks' weights.",
         action="software",
         harm=0.6,
         evidence=[row],
     )
+
+
+def _hidden(evidence: Evidence, row: Row) -> str:
+    """How much older the cause may be: until they leave the window, larger values before it give every rank's scale."""
+    facts = next((r for r in evidence.operands if (r["layer"], r["tensor"]) == (row["layer"], row["tensor"])), None)
+    recipe = None if facts is None else recipe_of(facts)
+    if recipe is None or recipe.parameters.get("algorithm") != "max":
+        return ""
+    window = min(int(recipe.parameters["history"]), row["first_step"])
+    return f" (its cause up to {window} steps earlier: the amax history hides it so long)"
