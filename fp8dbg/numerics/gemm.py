@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
@@ -12,8 +13,10 @@ from torch import Tensor
 
 from fp8dbg.errors import UnknownNameError
 from fp8dbg.numerics.casting import OPERANDS, cast, cast_error, tensor_scale
-from fp8dbg.numerics.memory import scratch
+from fp8dbg.numerics.memory import array_of, scratch
 from fp8dbg.numerics.recipes import Recipe
+from fp8dbg.numerics.row_kernels import compare_rows, harm_of_rows
+from fp8dbg.numerics.tiles import on_host
 
 _PART = 1 << 22
 _LARGEST_BLOCK = 128
@@ -56,20 +59,12 @@ def quantise(tensor: Tensor, recipe: Recipe, role: str, gemm: str, scale: float 
     return cast(tensor, recipe, role, gemm, scale, torch.float32).dequantised()
 
 
-def sample_rows(m: int, rows: int, generator: torch.Generator) -> Tensor:
+def sample_rows(m: int, rows: int, generator: random.Random) -> Tensor:
     """``rows`` of ``m`` row numbers, each set equally likely, ascending, int64, on the CPU; all of them if m <= rows.
 
-    Draws from the generator given and no other, so the training's own random numbers stay what they are. Time and
-    memory do not depend on ``m`` (Floyd's algorithm).
+    Draws from the generator given and no other, so the training's own random numbers stay what they are.
     """
-    if m <= rows:
-        return torch.arange(m)
-    chosen: set[int] = set()
-    draws = torch.rand(rows, generator=generator, dtype=torch.float64).tolist()
-    for last, draw in zip(range(m - rows, m), draws, strict=True):
-        pick = int(draw * (last + 1))
-        chosen.add(last if pick in chosen else pick)
-    return torch.tensor(sorted(chosen))
+    return torch.arange(m) if m <= rows else torch.tensor(sorted(generator.sample(range(m), rows)))
 
 
 def shadow(
@@ -112,7 +107,7 @@ def shadow(
         turned = _against_all(few, _Operand(a, recipe, first, gemm, scale_a), precise=False)
         return Shadow(turned.exact, turned.both, turned.only_b, turned.only_a)
     a_in = _Operand(a, recipe, first, gemm, scale_a).scaled()
-    part = a if rows is None else a[rows.to(a.device)]
+    part = a if rows is None else a.index_select(0, rows.to(a.device))
     return _against_all((part, a_in.error(part)), _Operand(b, recipe, second, gemm, scale_b), precise)
 
 
@@ -199,12 +194,7 @@ def gemm_figures(
     """
     r = exact.shape[0]
     seen = emulated if real is None else real.float()
-    parts = [exact, seen, seen - exact, only_a - exact, only_b - exact]
-    parts += [] if real is None else [seen - emulated]
-    vectors = torch.stack([p.reshape(-1) for p in parts]).double()
-    gram = (vectors @ vectors.t()).tolist()
-    ((x2, xy, *_), (_, y2, *_), (*_,), *_) = gram
-    d2, a2, b2 = gram[2][2], gram[3][3], gram[4][4]
+    x2, xy, y2, d2, a2, b2, u2 = _sums(exact, seen, only_a, only_b, emulated)
     rel_l2 = _root_ratio(d2, x2)
     impact, sensitivity = (None, None) if grad is None else harm(seen - exact, grad, rows_total or r)
     return GemmFigures(
@@ -216,11 +206,23 @@ def gemm_figures(
         norm_ratio=_root_ratio(y2, x2),
         error_from_a=_root_ratio(a2, x2),
         error_from_b=_root_ratio(b2, x2),
-        error_unexplained=None if real is None else _root_ratio(gram[5][5], x2),
+        error_unexplained=None if real is None else _root_ratio(u2, x2),
         impact=impact,
         sensitivity=sensitivity,
         grad_alignment=_ratio(xy, x2) if grad is None else None,
     )
+
+
+def _sums(exact: Tensor, seen: Tensor, only_a: Tensor, only_b: Tensor, emulated: Tensor) -> Sequence[float]:
+    """Over all elements: x^2, x y, y^2, (y - x)^2, (a - x)^2, (b - x)^2, (y - emulated)^2; x exact, y seen."""
+    rows = [t.float() for t in (exact, seen, only_a, only_b, emulated)]
+    if on_host(exact):
+        sums: Sequence[float] = compare_rows(*(array_of(t.reshape(-1)) for t in rows))
+        return sums
+    x, y, a, b, other = rows
+    vectors = torch.stack([part.reshape(-1) for part in (x, y, y - x, a - x, b - x, y - other)]).double()
+    gram = (vectors @ vectors.t()).tolist()
+    return gram[0][0], gram[0][1], *(gram[i][i] for i in range(1, 6))
 
 
 def uncancelled_error(mse: float, rms_a: float, rms_b: float, k: int) -> float | None:
@@ -244,8 +246,11 @@ def harm(error: Tensor, grad: Tensor, rows_total: int) -> tuple[float | None, fl
     if not error.numel():
         return None, None
     share = rows_total / error.shape[0]
-    per_row = (grad.double() * error.double()).sum(dim=1)
-    impact, sensitivity = torch.stack([per_row.sum(), (per_row**2).sum()]).tolist()
+    if on_host(error):
+        impact, sensitivity = harm_of_rows(*(array_of(t.float().contiguous()) for t in (error, grad)))
+    else:
+        per_row = (grad.double() * error.double()).sum(dim=1)
+        impact, sensitivity = torch.stack([per_row.sum(), (per_row**2).sum()]).tolist()
     return _finite(impact * share), _finite(sensitivity * share)
 
 

@@ -38,7 +38,7 @@ class Probing:
         kept_bytes: what one call may keep between its forward and its backward; fewer rows are compared where needed.
     """
 
-    rows: int = 16
+    rows: int = 8
     histogram: str | None = "binade"
     seed: int = 0
     kept_bytes: int = 1 << 20

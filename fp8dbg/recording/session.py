@@ -47,7 +47,7 @@ def attach(
     recipe: str | Recipe = "delayed",
     every: int = 100,
     *,
-    rows: int = 16,
+    rows: int = 8,
     layers: str | Sequence[str] = ("*",),
     also: Sequence[type[nn.Module]] = (),
     what_if: Sequence[str | Recipe] = (),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import weakref
-import zlib
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
 from torch import Tensor
 
 from fp8dbg.numerics.gemm import Shadow, gemm_figures, harm, sample_rows, shadow
@@ -71,7 +70,7 @@ class Shadows:
             probe.emit("gemms", row)
         if probe.compared("wgrad") is not None and self._wanted["wgrad"]:
             chosen = self._sample("wgrad", x.shape[1], rows)
-            self._columns = chosen, x[:, chosen.to(x.device)].clone(), x.shape[1]
+            self._columns = chosen, x.t().index_select(0, chosen.to(x.device)).t(), x.shape[1]
 
     def backward(self, grad: Tensor, w: Tensor) -> None:
         """Compare dgrad on sampled tokens and wgrad on the kept feature columns; complete fprop's row."""
@@ -101,7 +100,7 @@ class Shadows:
         if real is None:
             self._probe.emit("gemms", waiting.row)
             return
-        taken = (_matrix(real) if gemm == "dgrad" else real.t())[waiting.rows.to(real.device)]
+        taken = (_matrix(real) if gemm == "dgrad" else real.t()).index_select(0, waiting.rows.to(real.device))
         self._probe.emit("gemms", waiting.row | _figures(waiting.shadow, taken.float()))
 
     def _real_to_come(self) -> bool:
@@ -124,7 +123,7 @@ class Shadows:
         A narrow output cannot hold a small product beside a large bias, in BF16 no more than in FP8. So where there is
         a bias every row is taken as the exact one and what its output differs by from a BF16 layer's.
         """
-        real = _matrix(y.detach())[rows.to(y.device)].float()
+        real = _matrix(y.detach()).index_select(0, rows.to(y.device)).float()
         bias = self._probe.layer.bias()
         if bias is None:
             return made, real
@@ -141,8 +140,7 @@ class Shadows:
         """Row numbers that depend on seed, step, place and layer alone, drawn from a generator of their own."""
         call = self._probe.call
         text = f"{self._probe.probing.seed} {call.step} {call.microbatch} {call.index} {gemm} {self._probe.layer.name}"
-        generator = torch.Generator().manual_seed(zlib.crc32(text.encode("utf-8", "backslashreplace")))
-        return sample_rows(size, rows, generator)
+        return sample_rows(size, rows, random.Random(text.encode("utf-8", "backslashreplace")))
 
 
 def _row(gemm: str, recipe: str, m: int, n: int, k: int, made: Shadow, real: Tensor | None) -> Row:
@@ -159,7 +157,7 @@ def _figures(made: Shadow, real: Tensor | None) -> Row:
 def _complete(kept: tuple[Tensor, Tensor, int, Row], grad: Tensor) -> None:
     """What fprop's error does to the loss, now that the gradient at its rows is known."""
     rows, error, total, row = kept
-    row["impact"], row["sensitivity"] = harm(error, grad[rows.to(grad.device)].float(), total)
+    row["impact"], row["sensitivity"] = harm(error, grad.index_select(0, rows.to(grad.device)).float(), total)
 
 
 def _matrix(x: Tensor) -> Tensor:
