@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,15 +29,19 @@ def started(out: Path, count: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(command + program, stdout=subprocess.PIPE, text=True, env=VARIABLES)
 
 
+def wait_until(happened: Callable[[], bool]) -> None:
+    """Look twenty times a second, for five minutes."""
+    deadline = time.monotonic() + 300
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 def test_a_planted_fault_is_found_across_a_kill(tmp_path: Path) -> None:
     """Killed after two trials it goes on with the third; the two layers that hold the fault are the plan."""
     out, count = tmp_path / "out", tmp_path / "count"
     first = started(out, count)
-    deadline = time.monotonic() + 300
-    while not count.exists() or count.stat().st_size < 3:
-        assert first.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: count.exists() and count.stat().st_size >= 3)
     first.send_signal(signal.SIGKILL)
     first.wait()
     assert first.stdout is not None
@@ -58,6 +63,47 @@ def test_a_planted_fault_is_found_across_a_kill(tmp_path: Path) -> None:
         with open_folder(out / "trials" / trial["folder"]) as folder:
             assert [row["step"] for row in folder.rows("select step from steps order by step")] == list(range(6))
         assert len((out / "trials" / f"{trial['folder']}.log").read_text().splitlines()) >= 6
+
+
+SLEEPERS = """
+import os, subprocess, sys, time
+child = subprocess.Popen(["sleep", "600"])
+with open(sys.argv[1] + ".new", "w") as file:
+    file.write(f"{os.getpid()} {child.pid}")
+os.rename(sys.argv[1] + ".new", sys.argv[1])
+time.sleep(600)
+"""
+"""Says its number and its child's; both would sleep for ten minutes."""
+
+
+def is_alive(number: int) -> bool:
+    """Whether a process runs; one that has ended, and that nobody has asked for its exit code, does not."""
+    done = subprocess.run(["ps", "-o", "stat=", "-p", str(number)], capture_output=True, text=True, check=False)
+    return done.stdout.strip()[:1] not in ("", "Z")
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_bisection_that_ends_takes_its_trial_with_it(tmp_path: Path, sent: signal.Signals) -> None:
+    """The program and what it started, however the bisection ends; no further trial is begun."""
+    said = tmp_path / "said"
+    options = ["--out", str(tmp_path / "out"), "--", sys.executable, "-c", SLEEPERS, str(said)]
+    command = [sys.executable, "-m", "fp8dbg", "bisect", *options]
+    bisection = subprocess.Popen(command, env=VARIABLES, stderr=subprocess.DEVNULL)
+    wait_until(said.exists)
+    numbers = [int(word) for word in said.read_text().split()]
+    assert [is_alive(number) for number in numbers] == [True, True]
+    bisection.send_signal(sent)
+    assert bisection.wait(60) == (-sent if sent == signal.SIGKILL else 128 + sent)
+    wait_until(lambda: not any(map(is_alive, numbers)))
+    assert [path.name for path in (tmp_path / "out" / "trials").iterdir() if path.suffix == ".log"] == ["0000.log"]
+
+
+def test_what_a_trial_leaves_behind_is_ended(tmp_path: Path) -> None:
+    """It would train on beside the next one."""
+    code = "import subprocess; print(subprocess.Popen(['sleep', '600']).pid)"
+    with pytest.raises(NothingRecordedError):
+        Bisection(tmp_path / "out", Asked((sys.executable, "-c", code))).run()
+    assert not is_alive(int((tmp_path / "out" / "trials" / "0000.log").read_text()))
 
 
 @pytest.mark.parametrize(

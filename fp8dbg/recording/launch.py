@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -22,6 +21,17 @@ BOOT = Path(__file__).resolve().parent / "boot"
 """Folder of the sitecustomize that Python imports by itself."""
 
 _FORWARDED = ("SIGTERM", "SIGHUP", "SIGINT", "SIGUSR1", "SIGUSR2")
+
+_END_GROUP = """
+read -r _
+kill -s TERM -- "-$1" 2>/dev/null
+for _ in 1 2 3 4 5 6 7 8 9 10; do
+    kill -s 0 -- "-$1" 2>/dev/null || exit 0
+    sleep 0.5
+done
+kill -s KILL -- "-$1" 2>/dev/null
+"""
+"""What a shell does with a process group when nobody holds the other end of its input any more; $1: its number."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +94,8 @@ def launch(
     Args:
         command: the program and its arguments.
         options: how it is recorded.
-        log: a file that takes what it prints, instead.
+        log: a file that takes what it prints, instead. Then nobody else looks after it: it reads nothing, and it and
+            all that it started end with it, or with this process, however that ends.
         variables: to add to its environment.
 
     Raises:
@@ -107,15 +118,46 @@ def environment(options: Options, told: Path, base: Mapping[str, str] = os.envir
 
 def _run(command: Sequence[str], variables: Mapping[str, str], log: Path | None) -> int:
     try:
-        with log.open("wb") if log else contextlib.nullcontext() as output:
-            error_output = subprocess.STDOUT if log else None
-            process = subprocess.Popen(command, env=variables, stdout=output, stderr=error_output)
+        process = _started_alone(command, variables, log) if log else subprocess.Popen(command, env=variables)
     except OSError as error:
         what = error.filename or command[0]
         raise UsageError(f"{what} cannot be started: {error.strerror}.", "Give a command after --.") from error
-    with _forwarding(process):
+    with _ending_with_us(process) if log else _forwarding(process):
         code = process.wait()
     return 128 - code if code < 0 else code
+
+
+def _started_alone(command: Sequence[str], variables: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    with log.open("wb") as said:
+        return subprocess.Popen(
+            command,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+@contextmanager
+def _ending_with_us(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """A shell waits until the pipe to it is closed, here or by this process's death, and ends the process's group."""
+    guard = subprocess.Popen(
+        ["sh", "-c", _END_GROUP, "sh", str(process.pid)], stdin=subprocess.PIPE, start_new_session=True
+    )
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in _known("SIGTERM", "SIGHUP")}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        guard.stdin.close()  # type: ignore[union-attr]  # it is a pipe
+        process.wait()
+        guard.wait()
 
 
 @contextmanager
@@ -124,13 +166,17 @@ def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[None]:
         if number != signal.SIGINT or not _in_foreground():
             process.send_signal(number)
 
-    known = [signal.Signals[name] for name in _FORWARDED if hasattr(signal, name)]
-    before = {number: signal.signal(number, forward) for number in known}
+    before = {number: signal.signal(number, forward) for number in _known(*_FORWARDED)}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _known(*names: str) -> list[signal.Signals]:
+    """Those of the signals that this system has."""
+    return [signal.Signals[name] for name in names if hasattr(signal, name)]
 
 
 def _in_foreground() -> bool:
