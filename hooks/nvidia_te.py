@@ -1,4 +1,4 @@
-"""Transformer Engine: Linear, LayerNormLinear, LayerNormMLP (fc1 and fc2 apart) and GroupedLinear, in any recipe.
+"""Transformer Engine: Linear, LayerNormLinear, LayerNormMLP (fc1 and fc2 apart), GroupedLinear, and te.ops' linears.
 
 The default route needs no debug mode: a forward hook sees what goes in and comes out in high precision, reads the
 scale in force before Transformer Engine updates it (an outermost autocast updates when it is left, after the module's
@@ -22,8 +22,10 @@ from fp8dbg.hooks.megatron_names import global_names
 from fp8dbg.hooks.nvidia_inspect_tap import WARNING, inspect
 from fp8dbg.hooks.nvidia_te_apply import apply_fallback
 from fp8dbg.hooks.nvidia_te_fallback import write_fallback
+from fp8dbg.hooks.nvidia_te_fuser import OPERATIONS, basic_linear
 from fp8dbg.hooks.nvidia_te_layers import HOST, TeLayer
 from fp8dbg.hooks.nvidia_te_modules import layers_of
+from fp8dbg.hooks.nvidia_te_ops import OperationLayer, attach_operation
 from fp8dbg.hooks.nvidia_te_state import layer_names
 from fp8dbg.hooks.versions import tell_version
 from fp8dbg.recording.guard import guarded
@@ -41,7 +43,7 @@ _HIDDEN = (
     "route; Transformer Engine's debug mode shows them: fp8dbg.hooks.nvidia_inspect.start()."
 )
 
-_FUSED = "A linear operation of te.ops is run by its fuser, which calls no hooks: it is not recorded."
+_GROUPED = "A grouped linear of te.ops is run by its fuser, which calls no hooks: it is not recorded."
 
 
 def claims(module: nn.Module) -> bool:
@@ -52,14 +54,15 @@ def claims(module: nn.Module) -> bool:
 def attach(model: nn.Module, recorder: Recorder) -> Handles:
     """Watch every Transformer Engine GEMM module of the model; the handle undoes it."""
     rename = global_names(model)
+    inner = {id(op) for m in model.modules() if (op := basic_linear(m)) is not None and op is not m}
 
     def one(name: str, path: str, module: nn.Module) -> Handle:
         return _attach_one(module, layers_of(rename(name), path, module), recorder)
 
-    handles = attach_each(model, recorder, claims, one)
-    unseen = [name for name, _, module in named_layers(model) if _is_fused_operation(module)]
+    handles = attach_each(model, recorder, lambda module: claims(module) and id(module) not in inner, one)
+    unseen = [name for name, _, module in named_layers(model) if _is_grouped_operation(module)]
     for name in unseen:
-        recorder.event("gap", rename(name), _FUSED)
+        recorder.event("gap", rename(name), _GROUPED)
     if handles and nvidia_inspect.running():
         recorder.event("route", None, WARNING)
     if handles or unseen:
@@ -67,12 +70,14 @@ def attach(model: nn.Module, recorder: Recorder) -> Handles:
     return Handles(handles)
 
 
-def _is_fused_operation(module: nn.Module) -> bool:
+def _is_grouped_operation(module: nn.Module) -> bool:
     kind = type(module)
-    return kind.__name__ == "BasicLinear" and kind.__module__.startswith("transformer_engine.pytorch.ops")
+    return kind.__name__ == "GroupedLinear" and kind.__module__.startswith(OPERATIONS)
 
 
 def _attach_one(module: nn.Module, layers: Sequence[TeLayer], recorder: Recorder) -> Handle:
+    if isinstance(layers[0], OperationLayer):
+        return attach_operation(layers[0], recorder)
     exact = nvidia_inspect.running()
     if state.kind_of(module) == "LayerNormMLP" and not exact:
         recorder.event("gap", layers[0].name.removesuffix(".fc1"), _HIDDEN)

@@ -18,6 +18,11 @@ from fp8dbg.recording.names import named_layers
 
 Context = Callable[[], AbstractContextManager[Any]]
 
+_FUSED = (
+    "one autocast decides for all the operations that te.ops' fuser runs together; it is left as before. "
+    "Call what should be in BF16 in a te.autocast(enabled=False) of its own."
+)
+
 _BACKWARD = {"dgrad": "bf16", "wgrad": "bf16"}
 _WHOLE_BF16 = dict.fromkeys(plans.GEMMS, "bf16")
 
@@ -45,6 +50,9 @@ def apply_fallback(model: nn.Module, plan: plans.Plan) -> list[str]:
             raise UnknownNameError("Transformer Engine layer", layer, list(owner))
     said = []
     for name in dict.fromkeys(owner[layer] for layer in wanted):
+        if state.kind_of(modules[name]) == state.OPERATION:
+            said.append(f"{name}: {_FUSED}")
+            continue
         layers = state.layer_names(name, modules[name])
         context, sentence = _context_for(name, [wanted.get(layer, {}) for layer in layers])
         if sentence:

@@ -57,7 +57,7 @@ class TeLayer(Layer):
         """The recipe of the module's last forward; None if it ran in BF16 (calibration and a disabled autocast do)."""
         if not state.in_fp8(self.module):
             return None
-        meta: Any = self.module.fp8_meta
+        meta = state.meta_of(self.module, "input")
         if meta["recipe"] is not self._theirs:
             self._theirs, self._recipe = meta["recipe"], state.recipe_of(meta["recipe"])
         return self._recipe
@@ -68,8 +68,13 @@ class TeLayer(Layer):
         return super().facts() | unknown
 
     def recipe_of(self, gemm: str) -> Recipe | None:
-        """The recipe; None for a GEMM that debug mode was seen to keep in high precision."""
-        return None if self.shown is not None and gemm in self.shown.in_high_precision else self.recipe
+        """The recipe; None for a GEMM that the recipe, or debug mode as it was seen, keeps in high precision."""
+        if self.shown is not None and gemm in self.shown.in_high_precision:
+            return None
+        found = self.recipe
+        if gemm != "fprop" and found is not None and getattr(self._theirs, "backward_override", None) is not None:
+            return None
+        return found
 
     def call(self, watch: Watch, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         """Hand a call of the module to this layer's watch."""
@@ -90,7 +95,7 @@ class TeLayer(Layer):
     def kept_weight(self) -> Tensor | None:
         """The FP8 copy's values; None for a call that casts the weight anew."""
         copy = self._copy()
-        return None if copy is None else _dense(copy)
+        return None if copy is None else dense(copy)
 
     def _copy(self) -> Any:
         return self.module.__dict__.get("_fp8_workspaces", {}).get(self.kept_as) if self.keeps else None
@@ -112,7 +117,7 @@ class TeLayer(Layer):
 
     def weight(self) -> Tensor | None:
         """The weight, [out, in]; one that is held in FP8 alone is there only as its FP8 values."""
-        parts = [_dense(getattr(self.module, name)) for name in self._weights()]
+        parts = [dense(getattr(self.module, name)) for name in self._weights()]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _weights(self) -> Sequence[str]:
@@ -167,10 +172,9 @@ class TeLayer(Layer):
         return state.scale_of_copy(found, self._copy()) if role == "weight" else found
 
 
-def _dense(weight: Tensor) -> Tensor:
-    if not hasattr(weight, "_quantizer"):
-        return weight
-    values: Tensor = weight.dequantize(dtype=torch.float32)  # type: ignore[call-arg] # a tensor class of theirs
+def dense(tensor: Any) -> Tensor:
+    """The values of a tensor, which may be one of Transformer Engine's in FP8."""
+    values: Tensor = tensor.dequantize(dtype=torch.float32) if hasattr(tensor, "_quantizer") else tensor
     return values
 
 

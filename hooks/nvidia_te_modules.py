@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from fp8dbg.hooks import nvidia_te_state as state
+from fp8dbg.hooks.nvidia_te_fuser import basic_linear
 from fp8dbg.hooks.nvidia_te_layers import NormedLinear, TeLayer
+from fp8dbg.hooks.nvidia_te_ops import OperationLayer
 from fp8dbg.recording.layer import Layer
 
 if TYPE_CHECKING:
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 def layers_of(name: str, path: str, module: nn.Module) -> Sequence[TeLayer]:
     """The GEMM layers of one Transformer Engine module."""
     kind, names = state.kind_of(module), state.layer_names(name, module)
+    operation = basic_linear(module)
+    if operation is not None:
+        return (OperationLayer(name, operation, path),)
     if kind == "LayerNormMLP":
         return Fc1(names[0], module, path, state.FC1), Fc2(names[1], module, path, state.FC2)
     if kind == "GroupedLinear":

@@ -21,19 +21,21 @@ def normed(module: Any, x: Tensor, recipe: str) -> Tensor:
 
     Transformer Engine fuses the cast into the norm for delayed scaling only, and not where the norm is returned too.
     """
-    weight: Tensor = module.layer_norm_weight.detach().float()
-    values = x.detach().float()
-    if getattr(module, "zero_centered_gamma", False):
-        weight = weight + 1.0
-    if module.normalization == "RMSNorm":
-        y = values * (values.pow(2).mean(-1) + module.eps).rsqrt()[..., None] * weight
-    else:
-        mean = values.mean(-1)
-        rsigma = (values.var(-1, unbiased=False) + module.eps).rsqrt()
-        y = (values - mean[..., None]) * rsigma[..., None] * weight + module.layer_norm_bias.detach().float()
+    bias = None if module.normalization == "RMSNorm" else module.layer_norm_bias
+    y = norm(x, module.layer_norm_weight, bias, module.eps, bool(getattr(module, "zero_centered_gamma", False)))
     fused = recipe == "delayed" and not getattr(module, "return_layernorm_output", False)
     result: Tensor = y if fused else y.to(x.dtype)
     return result
+
+
+def norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, zero_centered: bool) -> Tensor:
+    """LayerNorm of x in float32, as the kernels compute it; RMSNorm where there is no bias."""
+    values, gamma = x.detach().float(), weight.detach().float() + (1.0 if zero_centered else 0.0)
+    if bias is None:
+        return values * (values.pow(2).mean(-1) + eps).rsqrt()[..., None] * gamma
+    mean = values.mean(-1)
+    rsigma = (values.var(-1, unbiased=False) + eps).rsqrt()
+    return (values - mean[..., None]) * rsigma[..., None] * gamma + bias.detach().float()
 
 
 class CastAmax:

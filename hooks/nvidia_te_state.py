@@ -12,11 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from fp8dbg.errors import UsageError
+from fp8dbg.hooks.nvidia_te_fuser import basic_linear
 from fp8dbg.hooks.versions import version_of
 from fp8dbg.numerics.recipes import Recipe, recipe_named
 from fp8dbg.recording.layer import ScaleInForce
 
 KINDS = ("Linear", "LayerNormLinear", "LayerNormMLP", "GroupedLinear")
+
+OPERATION = "BasicLinear"
+"""The kind of a linear of ``te.ops``."""
 
 
 class Slots(NamedTuple):
@@ -37,6 +41,8 @@ def kind_of(module: nn.Module) -> str | None:
     te = sys.modules.get("transformer_engine.pytorch")
     if te is None:
         return None
+    if basic_linear(module) is not None:
+        return OPERATION
     return next((name for name in KINDS if isinstance(module, getattr(te, name, ()))), None)
 
 
@@ -70,7 +76,16 @@ def has_run(module: nn.Module) -> bool:
 
 def in_fp8(module: nn.Module) -> bool:
     """Whether the module's last forward ran in FP8: calibration and a disabled autocast do not."""
-    return bool(getattr(module, "fp8", False))
+    operations: Any = module.__dict__.get("_fp8_metas")
+    return bool(operations) or bool(getattr(module, "fp8", False))
+
+
+def meta_of(module: nn.Module, role: str) -> Any:
+    """What the module keeps for a role's casts: a dictionary; operations of ``te.ops`` have one a direction."""
+    if "_fp8_metas" in module.__dict__:
+        metas: Any = module._fp8_metas or {}
+        return metas.get("backward" if role == "grad_output" else "forward") or {}
+    return module.fp8_meta
 
 
 def recompute_phase() -> bool:
@@ -134,8 +149,7 @@ _RECIPES = {
 
 def state_of(module: nn.Module, role: str) -> Any:
     """The delayed-scaling state that holds a role's scale (``scale``, ``amax_history``), or None."""
-    meta: Any = module.fp8_meta
-    state = meta.get(_DIRECTIONS[role])
+    state = meta_of(module, role).get(_DIRECTIONS[role])
     return state if isinstance(getattr(state, "scale", None), Tensor) else None
 
 

@@ -69,6 +69,21 @@ def figures(path: Path) -> dict[tuple[str, str], list[Figures]]:
     return found
 
 
+def _quantizers(module: nn.Module, direction: str) -> list[Any]:
+    """A module's quantizers, of which there are none before its first forward."""
+    held: Any = module
+    if state.kind_of(module) == state.OPERATION:
+        return (held._quantizers or {}).get({"fwd": "forward", "bwd": "backward"}[direction], [])  # type: ignore[no-any-return]
+    return held.quantizers[f"scaling_{direction}"]  # type: ignore[no-any-return]
+
+
+def _is_one(a: Any, b: Any) -> bool:
+    """The same quantizer; under delayed scaling te.ops may make it anew between calls, with the scale it had."""
+    scales = [getattr(quantizer, "scale", None) for quantizer in (a, b)]
+    places = [scale.data_ptr() for scale in scales if isinstance(scale, torch.Tensor)]
+    return a is b or (len(places) == 2 and places[0] == places[1])
+
+
 def owner_of(net: nn.Module, cast: Cast) -> tuple[str, str]:
     """Layer and operand of a cast: by the quantizer, or by the weight, which has a copy of it where it is cached."""
     for name, module in net.named_modules():
@@ -77,8 +92,7 @@ def owner_of(net: nn.Module, cast: Cast) -> tuple[str, str]:
             if weight is not None and weight.data_ptr() == cast.dense.data_ptr():
                 return layer.name, "weight"
             for role, direction in (("input", "fwd"), ("weight", "fwd"), ("grad_output", "bwd")):
-                quantizers: Any = module.quantizers  # empty until the module's first forward
                 slot = getattr(layer.slots, role)
-                if any(q is cast.quantizer for q in quantizers[f"scaling_{direction}"][slot : slot + 1]):
+                if any(_is_one(q, cast.quantizer) for q in _quantizers(layer.module, direction)[slot : slot + 1]):
                     return layer.name, role
     raise AssertionError("a cast by a quantizer of no layer")
