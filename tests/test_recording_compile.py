@@ -67,12 +67,42 @@ def test_attached_after_compiling_one_sentence_says_so(tmp_path: Path, caplog: p
     compiled: Any = torch.compile(model, backend="eager")
     train_step(case, compiled, optimizers)
     with fp8dbg.attach(compiled, tmp_path):
-        for _ in range(3):
+        for _ in range(4):
             train_step(case, compiled, optimizers)
     assert "compiled before fp8dbg was attached" in caplog.text
-    details = [row["detail"] for row in table(tmp_path, "select detail from events order by step")]
-    assert "Attach first" in details[0]
-    assert "No call of any of the 5 layers" in details[1]
+    (event,) = table(tmp_path, "select kind, detail from events")
+    assert event["kind"] == "gap"
+    assert "nor of 4 further layers" in event["detail"]
+    assert "Attach first" in event["detail"]
+
+
+class _Wide(torch.nn.Module):
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.up = torch.nn.Linear(8, features)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.up(x)
+        return y
+
+
+@pytest.mark.parametrize(("features", "recorded"), [(24, True), (16, False)])
+def test_code_of_another_model_counts_only_where_it_serves_this_one(
+    features: int, recorded: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of one class and shape they share it, and nothing is recorded; of another shape this one is compiled anew."""
+    other: Any = torch.compile(_Wide(16), backend="eager")
+    other(torch.ones(4, 8)).sum().backward()
+    model = _Wide(features)
+    compiled: Any = torch.compile(model, backend="eager")
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with fp8dbg.attach(compiled, tmp_path, optimizer):
+        for _ in range(4):
+            compiled(torch.ones(4, 8)).sum().backward()
+            optimizer.step()
+    assert ("compiled before" in caplog.text) is not recorded
+    assert len(table(tmp_path, "select step from amax where tensor = 'weight'")) == (4 if recorded else 0)
+    assert len(table(tmp_path, "select detail from events")) == (0 if recorded else 1)
 
 
 def test_names_of_a_compiled_model_are_those_of_the_model(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from fp8dbg.recording.ledger import Ledger, Row
 from fp8dbg.recording.module_hooks import ModuleHandle, hook_module
 from fp8dbg.recording.names import matches, named_layers
 from fp8dbg.recording.probe import Probe, Probing
+from fp8dbg.recording.silence import Silence
 from fp8dbg.recording.steps import Optimizers, StepLog
 from fp8dbg.recording.tensors import modes_active, undisturbed
 from fp8dbg.recording.triggers import Losses, Ring, past_limit
@@ -37,9 +38,6 @@ _MOST_ON_DEVICE = 1 << 15
 
 _VITAL = frozenset({"root_finished", "optimizer_stepped", "next_step"})
 """Methods without which no row could say which step it is of."""
-
-_SILENT_STEPS = 3
-"""Optimizer steps without a call of any layer before that is reported."""
 
 
 @dataclass
@@ -85,7 +83,7 @@ class Recorder:
         self.on_host = True
         self.waiting: deque[Call] = deque(maxlen=_MOST_CALLS)
         self._done: list[Call] = []
-        self._silent_steps = 0
+        self.silence = Silence()
         self.spent, self._began = 0.0, time.perf_counter()
         self.paused = self.sampled = False
         self.asked: Callable[[], str | None] | None = None
@@ -347,14 +345,8 @@ class Recorder:
         logger.warning("fp8dbg: %s", detail)
 
     def _report_silence(self) -> None:
-        if self.calls or not self.watches:
-            return
-        self._silent_steps += 1
-        if self._silent_steps == _SILENT_STEPS:
-            detail = (
-                f"No call of any of the {len(self.watches)} layers was seen in {_SILENT_STEPS} steps: nothing is "
-                "recorded. Attach to the model that is trained, and before torch.compile."
-            )
+        detail = self.silence.after_step(self.watches)
+        if detail is not None:
             self.event("gap", None, detail)
             logger.warning("fp8dbg: %s", detail)
 

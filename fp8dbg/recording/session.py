@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import inspect
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
@@ -12,7 +10,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -23,7 +20,7 @@ from fp8dbg.recording import boundaries
 from fp8dbg.recording.guard import logger, report
 from fp8dbg.recording.layer import OperandsOnly
 from fp8dbg.recording.ledger import Ledger
-from fp8dbg.recording.names import matches, named_layers, rank
+from fp8dbg.recording.names import matches, rank
 from fp8dbg.recording.probe import Probing
 from fp8dbg.recording.recorder import Parts, Recorder
 from fp8dbg.recording.sampling import TRIGGER_STEPS, Sampling, Settings
@@ -210,11 +207,7 @@ class Session:
                 self._warn(str(UnknownNameError("layer that is recorded here", glob, names)))
         if not names:
             self._warn("The model has no layer that could be recorded: see attach(layers=..., also=...).")
-        if _compiled(model):
-            self._warn(
-                "The model was compiled before fp8dbg was attached: code that was compiled already calls no hooks, so "
-                "nothing may be recorded. Attach first, or call torch._dynamo.reset() now."
-            )
+        self.recorder.silence.look_at(model)
 
     def _say_what_is_recorded_again(self) -> None:
         last, first = self._parts.writer.last_step, self.recorder.step
@@ -303,22 +296,3 @@ def _asked(model: nn.Module) -> Callable[[], str | None]:
         return said
 
     return ask
-
-
-def _compiled(model: nn.Module) -> bool:
-    """Whether torch.compile has been applied to the model or to a part of it, and has compiled some of it already."""
-    if "torch._dynamo" not in sys.modules:
-        return False
-    marked = (module for _, _, module in named_layers(model) if _to_compile(module))
-    return any(_has_code(part) for module in marked for part in module.modules())
-
-
-def _to_compile(module: nn.Module) -> bool:
-    return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
-
-
-def _has_code(module: nn.Module) -> bool:
-    """Whether there is compiled code for the forward of the module's class; True where this torch does not tell."""
-    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
-    entries: Any = getattr(torch._C._dynamo.eval_frame, "_debug_get_cache_entry_list", None)
-    return code is not None and (entries is None or bool(entries(code)))

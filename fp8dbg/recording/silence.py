@@ -1,0 +1,73 @@
+"""Layers that nobody calls: the model is another one, or its code was compiled before there were hooks to call."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fp8dbg.recording.names import named_layers
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from fp8dbg.recording.watch import Watch
+
+STEPS = 3
+"""Steps without a call before that is reported."""
+
+
+class Silence:
+    """Counts a session's steps until it is time to ask who has been called.
+
+    Whether code that was compiled earlier will serve this model, too, is known only when it runs: torch.compile keeps
+    code by class, and reuses it for any model that passes its guards, none of which look at the hooks of modules.
+    """
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._compiled: set[int] = set()
+
+    def look_at(self, model: nn.Module) -> None:
+        """Note which modules there is compiled code for, before anything is called."""
+        self._compiled = _with_code(model)
+
+    def after_step(self, watches: Sequence[Watch]) -> str | None:
+        """What to say of layers without a call; None before the last step of ``STEPS``, and ever after."""
+        self._steps += 1
+        silent = [watch.layer for watch in watches if not watch.seen] if self._steps == STEPS else []
+        compiled = [layer.name for layer in silent if id(layer.module) in self._compiled]
+        if compiled:
+            return (
+                f"No call of {compiled[0]} was seen in {STEPS} steps, nor of {len(compiled) - 1} further layers: the "
+                "model was compiled before fp8dbg was attached, and code that was compiled already calls no hooks. "
+                "Attach first, or call torch._dynamo.reset() now."
+            )
+        if silent and len(silent) == len(watches):
+            return (
+                f"No call of any of the {len(watches)} layers was seen in {STEPS} steps: nothing is recorded. Attach "
+                "to the model that is trained, and before torch.compile."
+            )
+        return None
+
+
+def _with_code(model: nn.Module) -> set[int]:
+    """The modules in those parts of the model that torch.compile was applied to and has compiled something of."""
+    if "torch._dynamo" not in sys.modules:
+        return set()
+    marked = [module for _, _, module in named_layers(model) if _to_compile(module)]
+    return {id(part) for module in marked if any(map(_has_code, module.modules())) for part in module.modules()}
+
+
+def _to_compile(module: nn.Module) -> bool:
+    return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def _has_code(module: nn.Module) -> bool:
+    """Whether there is compiled code for the forward of the module's class; True where this torch does not tell."""
+    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
+    entries: Any = getattr(torch._C._dynamo.eval_frame, "_debug_get_cache_entry_list", None)
+    return code is not None and (entries is None or bool(entries(code)))
