@@ -21,7 +21,6 @@ PACKAGES = {
     "numba": "per-tensor figures",
     "pyarrow": "run folders",
     "duckdb": "questions to run folders",
-    "plotly": "the page",
     "transformer-engine": "host: its FP8 layers",
     "torchao": "host: float8 training",
     "nvdlfw-inspect": "host: Transformer Engine's debug mode",
@@ -31,6 +30,7 @@ PACKAGES = {
     "lightning": "host",
     "transformers": "host",
     "accelerate": "host",
+    "plotly": "figures as PNG",
     "kaleido": "figures as PNG",
 }
 

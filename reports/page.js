@@ -66,9 +66,8 @@ function startPrinting() {
 function startCharts() {
   const timeline = document.getElementById("timeline-chart");
   if (timeline && DATA.timeline.data.length) {
-    drawn.set(timeline, () => ({ data: DATA.timeline.data, layout: { ...DATA.timeline.layout }, overSteps: true }));
-    draw(timeline);
-    timeline.on("plotly_click", ({ points }) => setCursor(points[0].x));
+    clicks.set(timeline, (point) => setCursor(point.x));
+    show(timeline, () => ({ data: DATA.timeline.data, layout: { ...DATA.timeline.layout }, overSteps: true }));
   }
   document.querySelectorAll(".finding .chart").forEach((element) => show(element, () => chartOf(element.dataset)));
 }
@@ -82,4 +81,4 @@ if (DATA.layers.length) {
   startExplorer();
 }
 startPrinting();
-document.documentElement.dataset.ready = "yes";
+if (!drawn.size) ready();

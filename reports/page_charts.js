@@ -2,6 +2,7 @@
 
 const CONFIG = { displayModeBar: false, responsive: true };
 const drawn = new Map(); // element -> function that returns its chart
+const clicks = new Map(); // element -> what a press on one of its points does
 let cursor = null; // the step that the reader points at, marked in every chart over steps
 
 function palette() {
@@ -107,16 +108,29 @@ function draw(element) {
   element.classList.remove("empty");
   const { data, layout } = painted(withCursor(chart), palette());
   Plotly.react(element, data, layout, CONFIG);
+  if (clicks.has(element)) {
+    element.removeAllListeners("plotly_click");
+    element.on("plotly_click", ({ points }) => clicks.get(element)(points[0]));
+  }
   element.dataset.done = "yes";
 }
 
+// Drawing is most of what opening costs: only what is on the screen, or nearly, is drawn.
 const watcher = new IntersectionObserver(
-  (entries) => entries.filter((entry) => entry.isIntersecting).forEach((entry) => {
-    watcher.unobserve(entry.target);
-    draw(entry.target);
-  }),
-  { rootMargin: "400px" },
+  (entries) => {
+    entries.filter((entry) => entry.isIntersecting).forEach((entry) => {
+      watcher.unobserve(entry.target);
+      draw(entry.target);
+    });
+    ready();
+  },
+  { rootMargin: "200px" },
 );
+
+// The page is ready when what is on the screen is drawn.
+function ready() {
+  document.documentElement.dataset.ready = "yes";
+}
 
 // Show a chart in an element once it comes near the screen; `make` is asked again whenever theme or cursor change.
 function show(element, make) {

@@ -144,6 +144,7 @@ function heatOpen(row, column) {
 }
 
 function heatKey(event) {
+  if (!heat.shown) draw(heat.element);
   const moves = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
   const { row, column } = heat.cell || { row: 0, column: 0 };
   if (event.key in moves) heatMove(row + moves[event.key][0], column + moves[event.key][1]);
@@ -152,6 +153,7 @@ function heatKey(event) {
   event.preventDefault();
 }
 
+// A new choice of figure, tensor or rows, in words; the chart follows.
 function heatUpdate() {
   const { meaning } = heatSelection();
   heat.cell = null;
@@ -160,7 +162,6 @@ function heatUpdate() {
   const thinned = grid.thinned > 1 ? ` Each cell is the worst of up to ${grid.thinned} ${steps}.` : "";
   document.getElementById("heat-note").textContent = meaning.note + thinned;
   document.getElementById("heat-readout").textContent = "";
-  if (heat.element.dataset.done) draw(heat.element);
 }
 
 // The tensors (or GEMMs) that a figure can be shown for.
@@ -185,10 +186,12 @@ function startHeat() {
   if (DATA.layers.length > 60) document.getElementById("heat-rows").value = "worst";
   heatNames();
   figure.addEventListener("change", heatNames);
-  document.getElementById("heat-controls").addEventListener("change", heatUpdate);
+  document.getElementById("heat-controls").addEventListener("change", () => {
+    heatUpdate();
+    draw(heat.element);
+  });
   heat.element.addEventListener("keydown", heatKey);
   heatUpdate();
-  drawn.set(heat.element, heatChart);
-  draw(heat.element);
-  if (heat.shown.rows.length) heat.element.on("plotly_click", ({ points }) => heatOpen(points[0].y, points[0].x));
+  clicks.set(heat.element, (point) => heatOpen(point.y, point.x));
+  show(heat.element, heatChart);
 }
