@@ -160,3 +160,29 @@ def test_too_little_evidence_says_how_to_record_more(options: dict[str, Any], tm
         run.recommendation()
     assert error.value.exit_code == 3
     assert "attach" in str(error.value)
+
+
+@pytest.mark.parametrize(("noise", "chosen"), [(0.0, ["fprop", "dgrad"]), (1.5, ["fprop"])])
+def test_progress_within_the_scatter_of_the_loss_is_none(noise: float, chosen: list[str], tmp_path: Path) -> None:
+    """One fall of the loss, clear or drowned in the batches' scatter: lost gradients cost only in the first."""
+    falling = [
+        {"table": "steps", "from_step": step, "to_step": step, "loss": 4.0 - 0.01 * step + noise * (-1) ** step}
+        for step in range(200)
+    ]
+    found = recommended(tmp_path, [*drowned("layers.2.up", "weight", impact=0.01, sensitivity=3e-5), *falling])
+    assert gemms(found) == {"layers.2.up": chosen}
+
+
+def test_where_only_gradients_suffer_and_nothing_was_learned_both_readers_are_kept(tmp_path: Path) -> None:
+    """No harm can be told apart: neither dgrad nor wgrad is left out."""
+    plant = [{"layer": "layers.1.up", "tensor": "grad_output", "from_step": 80, "underflow_ratio": 0.9}, *SETTLED]
+    found = recommended(tmp_path, plant, recipe="current")
+    assert gemms(found) == {"layers.1.up": ["dgrad", "wgrad"]}
+    assert any("cannot be told GEMM by GEMM" in note for note in found.notes)
+
+
+def test_layers_that_a_fault_empties_are_named_as_not_seen(tmp_path: Path) -> None:
+    """Zeros behind a fault say nothing of what else is wrong: record again with the plan."""
+    emptied = {"layer": "layers.2.down", "tensor": "input", "from_step": 101, "zeros_ratio": 1.0}
+    found = recommended(tmp_path, [*drowned("layers.2.up", "weight", **BROKEN), emptied, *SETTLED])
+    assert any(note.startswith("Nothing but zeros reaches layers.2.down") for note in found.notes)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -98,6 +99,11 @@ _FAULTS = (
         lambda scene, case: planted.head_outlier(scene),
         "outlier", ("head",), ("input",), "bf16",
     ),
+    Fault(
+        "masked_outliers",
+        lambda scene, case: planted.masked_outliers(scene, case.block),
+        "outlier", ("embed.1", f"{MLP}.up"), ("input", "weight"), "bf16",
+    ),
     # a jump of one layer is acted on where a sampled step saw what it clipped; of all layers wherever it falls
     Fault(
         "amax_jump",
@@ -186,11 +192,18 @@ HEALTHY = tuple((recipe, True) for recipe in IN_FORCE) + tuple((recipe, False) f
 """Recipes of healthy runs, and whether they are in force or only compared with a BF16 run."""
 
 
-def record(path: Path, fault: Fault, case: Case, steps: int = STEPS) -> Path:
-    """Train on from the case's checkpoint, recorded, with the fault planted on its step; returns the run folder."""
+def record(path: Path, fault: Fault, case: Case, steps: int = STEPS, fallback: Any = None) -> Path:
+    """Train on from the case's checkpoint, recorded, with the fault planted on its step; returns the run folder.
+
+    Args:
+        path: the run folder.
+        fault, case: what is planted in which model.
+        steps: to train on.
+        fallback: what stays in BF16, as ``simulate`` takes it.
+    """
     if fault.code == "rank_disagreement":
         return _record_two_ranks(path, fault, case, steps)
-    scene = resume(trained(SIZES[case.size], case.seed), fault.recipe)
+    scene = resume(trained(SIZES[case.size], case.seed), fault.recipe, fallback)
     with fp8dbg.attach(scene.model, path, optimizer=scene.optimizer, every=EVERY) as run:
         for step in range(steps):
             undo = fault.plant(scene, case) if step == fault.onset else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,6 +22,10 @@ HEALTHY_FPROP = 0.0375
 HIDDEN = 0.3
 """Share of a product that must be lost before a small harm is not believed: what reaches the loss of it is then
 decided by another fault (a broken GEMM made the impact of the next one 20 times smaller in experiments)."""
+
+CERTAIN = 2.0
+"""Standard errors by which the loss must have fallen before a lost gradient is held to cost anything: a few batches'
+scatter else passes for progress (it ranked gradients that cost less than 0.0002 of loss at 0.0035)."""
 
 EARLY_STEPS = 8
 """Steps with a loss that the run's progress is told from, at least."""
@@ -71,10 +76,10 @@ class Fault:
         """Whether the harm is known well enough to leave any of its GEMMs out.
 
         Forward errors must show where a faulty tensor is read forward: if they do not, the figures contradict each
-        other, and nothing is left out on their word.
+        other, and nothing is left out on their word. Nor where only gradients suffer and the loss hardly fell before.
         """
         forward = [g for g in self.gemms if g.gemm == "fprop"]
-        return all(g.harm is not None for g in self.gemms) and (not forward or max(g.harm or 0 for g in forward) > 0)
+        return all(g.harm is not None for g in self.gemms) and any(g.harm for g in forward or self.gemms)
 
 
 class HarmModel:
@@ -83,7 +88,8 @@ class HarmModel:
     Forward: the larger of ``impact`` (first order) and tokens / 2 times ``sensitivity`` (the Fisher form, for a loss
     that is a mean over tokens), less the same before the fault; at most the largest loss of the run, as no prediction
     of that kind holds further. Backward: every dgrad and wgrad carries an equal part of what the run learns, and loses
-    the share 1 - ``grad_alignment`` of it, or of its operand's values, for as many steps as the fault lasted.
+    the share 1 - ``grad_alignment`` of it, or of its operand's values, for as many steps as the fault lasted; what it
+    learns is how far its loss certainly fell before.
 
     Args:
         evidence: of the run.
@@ -201,13 +207,25 @@ class HarmModel:
         first = min(f.first_step or 0 for f in found)
         start = self._evidence.healthy_window[0]
         before = [(step, loss) for step, loss in self._losses if start <= step < first] or self._losses
-        third = len(before) // 3
         if len(before) < EARLY_STEPS:
             return 0.0
-        fell = median(loss for _, loss in before[:third]) - median(loss for _, loss in before[-third:])
-        pace = max(0.0, fell) / max(1, (before[-1][0] - before[0][0]) * 2 / 3)
+        pace = _fell([loss for _, loss in before]) / max(1, (before[-1][0] - before[0][0]) * 2 / 3)
         last = max(f.last_step if f.last_step is not None else self._evidence.end or 0 for f in found)
         return float(min(pace * (last - first + 1), self._worst_loss))
+
+
+def _fell(losses: Sequence[float]) -> float:
+    """How far losses fell from their first third to their last, less what their scatter can make of nothing.
+
+    ``CERTAIN`` standard errors of the difference of two medians: 1.25 deviations over the root of the number each, the
+    deviation from the median absolute one (1.48 of it in Gaussian data), so that a spike counts for little.
+    """
+    third = len(losses) // 3
+    ends = losses[:third], losses[-third:]
+    middles = [median(end) for end in ends]
+    scatter = [1.48 * median(abs(loss - middle) for loss in end) for end, middle in zip(ends, middles, strict=True)]
+    error = 1.25 * math.hypot(*scatter) / math.sqrt(third)
+    return max(0.0, middles[0] - middles[1] - CERTAIN * error)
 
 
 def _loss_change(row: Row, prefix: str) -> float | None:

@@ -67,6 +67,7 @@ class Recommendation:
         instead: what to do where BF16 is not the answer.
         not_fixed: what the plan leaves as it is, a sentence each.
         notes: what was not recorded and would have told more, a sentence each.
+        unseen: layers that nothing but zeros reaches since the faults began: what else is wrong there is not known.
     """
 
     plan: Plan = field(default_factory=Plan)
@@ -74,6 +75,7 @@ class Recommendation:
     instead: tuple[Action, ...] = ()
     not_fixed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    unseen: tuple[str, ...] = ()
 
     @property
     def headline(self) -> str:
@@ -116,12 +118,14 @@ def recommend(
     plan = _plan(plan_for(lasting, kept), chosen, finer)
     after = _may_follow(findings, lasting, evidence.interval)
     others = [f for f in findings if f not in after]
+    unseen = _emptied(evidence) if faults else ()
     return Recommendation(
         plan,
         tuple(_curve(faults, chosen, finer)),
         tuple(instead_of_bf16(evidence, others, passing)),
         tuple(_not_fixed(others, faults, chosen)),
-        tuple(_notes(evidence, faults, after)),
+        tuple(_notes(evidence, faults, after, unseen)),
+        unseen,
     )
 
 
@@ -224,7 +228,8 @@ def _reason(fault: Fault, gemm: GemmHarm) -> str:
         return f"{what}; its harm is hidden by {fault.findings[0].layer}, and shows once that is repaired"
     if gemm.gemm == "fprop":
         return f"{what}: harm {gemm.harm:.2g}"
-    return f"{what}: {percent(gemm.lost or 0.0)} of it is lost, harm {gemm.harm:.2g}"
+    lost = f"{what}: {percent(gemm.lost or 0.0)} of it is lost"
+    return f"{lost}, harm {gemm.harm:.2g}" if gemm.harm else f"{lost}, at no cost beyond chance"
 
 
 def _not_fixed(findings: Sequence[Finding], faults: Sequence[Fault], chosen: set[tuple[str, str]]) -> list[str]:
@@ -236,17 +241,29 @@ def _not_fixed(findings: Sequence[Finding], faults: Sequence[Fault], chosen: set
     return said + [f"{f.title} ({f.where}) is only watched: {f.summary}" for f in watched]
 
 
-def _notes(evidence: Evidence, faults: Sequence[Fault], after: Sequence[Finding]) -> list[str]:
+def _notes(evidence: Evidence, faults: Sequence[Fault], after: Sequence[Finding], unseen: Sequence[str]) -> list[str]:
     notes = [
         f"{f.title} ({f.where}) may follow from the faults above: look again with the plan applied." for f in after
     ]
     if unmeasured := [f.findings[0].layer or "" for f in faults if not f.measured]:
         notes.append(
-            f"The harm of {listed(unmeasured)} was not measured GEMM by GEMM, so every GEMM that reads the faulty "
-            "tensor is in the plan; attach with rows=16 or more to choose among them."
+            f"The harm of {listed(unmeasured)} cannot be told GEMM by GEMM, so every GEMM that reads the faulty tensor "
+            "is in the plan; attach with rows=16 or more, while the loss falls, to choose among them."
+        )
+    if unseen:
+        notes.append(
+            f"Nothing but zeros reaches {listed(list(unseen))}: what else is wrong there cannot be seen yet. Record "
+            "again with the plan applied; what comes to light is then added to it."
         )
     if faults and not any(row["loss"] is not None for row in evidence.ask("losses")):
         notes.append("No loss was recorded: what dgrad and wgrad cost is not known. Call run.log(loss=...).")
-    if unseen := unseen_layers(evidence):
-        notes.append(f"Nothing is known of {listed(unseen)}: no figures were recorded.")
+    if missing := unseen_layers(evidence):
+        notes.append(f"Nothing is known of {listed(missing)}: no figures were recorded.")
     return notes
+
+
+def _emptied(evidence: Evidence) -> tuple[str, ...]:
+    """Layers whose input has become zero in every element, in the model's order."""
+    inputs = [row for row in evidence.operands if row["tensor"] == "input" and row["usual_zero_ratio"] is not None]
+    emptied = {row["layer"] for row in inputs if row["usual_zero_ratio"] < 1.0 <= row["worst_zero_ratio"]}
+    return tuple(layer for layer in evidence.layer_order if layer in emptied)

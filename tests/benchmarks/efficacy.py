@@ -46,9 +46,18 @@ OTHERS = ["amax_jump", "jump_everywhere", "stale_scale", "infinite_amax", "scale
 
 
 def recommended(fault: Fault, case: Case) -> Recommendation:
-    """What fp8dbg recommends for a recorded run with the fault."""
-    with tempfile.TemporaryDirectory() as folder, open_run(record(Path(folder) / "run", fault, case)) as run:
-        return run.recommendation()
+    """What fp8dbg recommends for a recorded run with the fault.
+
+    Where a fault leaves nothing of the layers behind it to be seen, it says to record again with the plan applied: so
+    that is done.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        with open_run(record(Path(folder) / "run", fault, case)) as run:
+            found = run.recommendation()
+        if not (found.plan and found.unseen):
+            return found
+        with open_run(record(Path(folder) / "again", fault, case, fallback=found.plan.as_fallback())) as run:
+            return run.recommendation()
 
 
 def planned(found: Recommendation) -> frozenset[Gemm]:

@@ -137,7 +137,7 @@ def _layout() -> dict[str, Any]:
         "type": "log",
         "range": [powers[0] - 0.2, powers[-1]],
         "tickvals": [10.0**power for power in powers],
-        "ticktext": ["0 or less", *names[1:]],
+        "ticktext": ["none", *names[1:]],
         "gridcolor": "#e6e9ee",
         "zeroline": False,
     }
