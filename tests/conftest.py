@@ -37,6 +37,8 @@ def _what_is_left() -> list[str]:
     found += ["a hook on all optimizers" for hook in optimizer._global_optimizer_post_hooks.values() if _is_ours(hook)]
     if hasattr(torch.autograd.backward, "__wrapped__"):
         found.append("a wrapped torch.autograd.backward")
+    if hasattr(torch.amp.GradScaler.scale, "__wrapped__"):
+        found.append("a wrapped GradScaler.scale")
     return found
 
 

@@ -78,6 +78,27 @@ def test_a_loss_that_is_not_finite_is_null_with_an_event(loss: float, tmp_path: 
     assert table(tmp_path, "select step, kind from events") == [{"step": 1, "kind": "trigger"}]
 
 
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("every", [0, 2])
+def test_a_loss_of_nan_is_told_once(every: int, late: bool, tmp_path: Path) -> None:
+    """By root and by log, before the optimizer's step or after it: one event, one row, and the row's reason says so."""
+    layer, optimizer = _linear()
+    with fp8dbg.attach(layer, tmp_path, optimizer, every=every) as run:
+        for step in range(6):
+            loss = layer(torch.ones(3, 4)).square().mean() + (math.nan if step == 4 else 0.0)
+            loss.backward()
+            if late:
+                optimizer.step()
+            run.log(loss=loss)
+            if not late:
+                optimizer.step()
+    rows = table(tmp_path, "select step, loss, reason from steps where loss is null")
+    why = "every; loss is nan" if every else "loss is nan"
+    assert rows == [{"step": 4, "loss": None, "reason": why}]
+    assert table(tmp_path, "select count(*) as n from steps") == [{"n": 6}]
+    assert table(tmp_path, "select step, kind from events") == [{"step": 4, "kind": "trigger"}]
+
+
 def test_only_numbers_can_be_logged(tmp_path: Path) -> None:
     """A mistake in the call is the caller's to see."""
     layer, _ = _linear()

@@ -1,6 +1,7 @@
 """Where a microbatch ends (a backward root has finished) and where a step ends (an optimizer has stepped).
 
-Both are watched globally, once, whatever the number of sessions; with the last session they are restored.
+Both are watched globally, once, whatever the number of sessions, and so is the scaling of losses; with the last session
+they are restored.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
+
+from fp8dbg.recording.scaled_losses import note_losses
 
 __all__ = ["Listener", "listen", "unlisten"]
 
@@ -32,25 +35,28 @@ _listeners: list[Listener] = []
 _handle: RemovableHandle | None = None
 _original: Callable[..., None] | None = None
 _installed: Callable[..., None] | None = None
+_leave_scalers: Callable[[], None] | None = None
 
 
 def listen(listener: Listener) -> None:
     """Tell this listener from now on."""
-    global _handle
+    global _handle, _leave_scalers
     _listeners.append(listener)
     if _handle is None:
         _handle = register_optimizer_step_post_hook(_stepped)
+        _leave_scalers = note_losses()
         _wrap_backward()
 
 
 def unlisten(listener: Listener) -> None:
     """Tell it no more; with the last listener everything is as it was before the first."""
-    global _handle
+    global _handle, _leave_scalers
     if listener in _listeners:
         _listeners.remove(listener)
-    if not _listeners and _handle is not None:
+    if not _listeners and _handle is not None and _leave_scalers is not None:
         _handle.remove()
-        _handle = None
+        _leave_scalers()
+        _handle = _leave_scalers = None
         _unwrap_backward()
 
 

@@ -79,7 +79,7 @@ class Recorder:
         self.calls = self._calls_at_root = self._calls_at_step = 0
         self.stepped: set[int] = set()
         self._last_stepped: set[int] = set()
-        self._by_hand = self._own_microbatches = False
+        self._by_hand = self._own_microbatches = self._told_unknown = False
         self.on_host = True
         self.waiting: deque[Call] = deque(maxlen=_MOST_CALLS)
         self._done: list[Call] = []
@@ -205,7 +205,13 @@ class Recorder:
     def take_loss(self, tensors: Any) -> None:
         """The root's value."""
         with undisturbed(None) if modes_active() else contextlib.nullcontext():
-            self.log.root(tensors)
+            known = self.log.root(tensors)
+        if not known and not self._told_unknown:
+            self._told_unknown = True
+            self._say(
+                "The loss is not recorded where it is not logged: a GradScaler multiplied it, and the backward pass "
+                "began from something that was made of the result. Call run.log(loss=...)."
+            )
 
     @guarded("what follows the optimizer's next step")
     def optimizer_stepped(self, optimizer: Optimizer) -> None:
@@ -341,14 +347,16 @@ class Recorder:
             f"Steps are not counted: {type(optimizer).__name__}, which steps the model, was not given as optimizer=, "
             "and what was given holds none of the model's parameters."
         )
-        self.event("gap", None, detail)
-        logger.warning("fp8dbg: %s", detail)
+        self._say(detail)
 
     def _report_silence(self) -> None:
         detail = self.silence.after_step(self.watches)
         if detail is not None:
-            self.event("gap", None, detail)
-            logger.warning("fp8dbg: %s", detail)
+            self._say(detail)
+
+    def _say(self, detail: str) -> None:
+        self.event("gap", None, detail)
+        logger.warning("fp8dbg: %s", detail)
 
     def close(self) -> None:
         """Write what is finished. A step that no optimizer has ended yet is written as far as it came."""

@@ -228,7 +228,7 @@ class Session:
         """Give figures of the current step; after the optimizer's step, of the step that has just ended.
 
         Numbers or one-element tensors. A loss given here is recorded instead of the backward roots' mean. NaN and
-        infinities are recorded as NULL, with an event.
+        infinities are recorded as NULL; the step's reason says which the loss was.
 
         Raises:
             UsageError: something is not one number.

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fp8dbg.errors import UsageError
+from fp8dbg.recording.scaled_losses import unscaled
 
 if TYPE_CHECKING:
     from fp8dbg.recording.ledger import Row
@@ -108,20 +109,31 @@ class StepLog:
     def __init__(self, writer: RunWriter, seen: Callable[[int, float], None]) -> None:
         self._writer, self._seen = writer, seen
         self._losses: list[float | Tensor] = []
+        self._unknown = False
         self._logged: Row = {}
         self._held: list[Row] = []
         self._last_step: int | None = None
+        self._last_reason: str | None = None
 
-    def root(self, tensors: Any) -> None:
-        """Take the value of a backward pass's root as a microbatch's loss; roots that are no scalars are none."""
+    def root(self, tensors: Any) -> bool:
+        """Take the value of a backward pass's root as a microbatch's loss; roots that are no scalars are none.
+
+        Returns:
+            False where a gradient scaler had a part in it and the loss itself is not known: then the step has none.
+        """
         roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         if roots and all(isinstance(t, Tensor) and t.numel() == 1 for t in roots):
-            values = [t.item() if t.is_cpu else t.detach().float().reshape(()).clone() for t in roots]
+            losses = [loss for t in roots if (loss := unscaled(t)) is not None]
+            if len(losses) < len(roots):
+                self._unknown = True
+                return False
+            values = [t.item() if t.is_cpu else t.detach().float().reshape(()).clone() for t in losses]
             self._losses.append(sum(values[1:], values[0]))
+        return True
 
     def total(self) -> float | Tensor | None:
         """Sum of the roots of the step that is running, for hosts whose microbatch losses add up; None without any."""
-        return sum(self._losses[1:], self._losses[0]) if self._losses else None
+        return sum(self._losses[1:], self._losses[0]) if self._losses and not self._unknown else None
 
     def log(self, values: Row, late: bool) -> None:
         """Take over values for the step that is running or, ``late``, for the one that has just ended."""
@@ -132,12 +144,13 @@ class StepLog:
             if row["step"] == self._last_step:
                 row |= values
                 return
-        self._write({"step": self._last_step, "rank": self._writer.rank, **values})
+        self._write({"step": self._last_step, "rank": self._writer.rank, **values}, self._last_reason)
 
     def close_step(self, row: Row) -> None:
         """Finish the step's row."""
-        self._last_step = row["step"]
-        losses, logged, self._losses, self._logged = self._losses, self._logged, [], {}
+        self._last_step, self._last_reason = row["step"], row.get("reason")
+        losses, self._losses = self._losses if not self._unknown else [], []
+        logged, self._logged, self._unknown = self._logged, {}, False
         if losses and "loss" not in logged:
             row["loss"] = sum(losses[1:], losses[0]) / len(losses)
         row |= logged
@@ -152,11 +165,12 @@ class StepLog:
         for row in held:
             self._write(row)
 
-    def _write(self, row: Row) -> None:
+    def _write(self, row: Row, sampled_because: str | None = None) -> None:
         row = {name: float(v) if isinstance(v, Tensor) else v for name, v in row.items()}
         loss = row.get("loss")
-        if loss is not None and not math.isfinite(loss) and not row.get("reason"):
-            row["reason"] = f"loss is {loss}"
+        if loss is not None and not math.isfinite(loss):
+            because = row.get("reason") or sampled_because
+            row["reason"] = "; ".join(filter(None, [because, f"loss is {loss}"]))
         self._writer.append("steps", [row])
         if loss is not None:
             self._seen(row["step"], loss)

@@ -112,7 +112,7 @@ def _figure(row: Mapping[str, Any], figure: str) -> float | None:
 class Losses:
     """The last losses, and whether a new one leaves them; some microseconds a step, and a little more for a spike.
 
-    The first loss of a step (the mean of its backward roots, perhaps multiplied by a loss scaler) is compared with
+    The first loss of a step (the mean of its backward roots, perhaps multiplied by a host's scaler) is compared with
     first ones, what the user logs for it afterwards with what was logged.
     """
 

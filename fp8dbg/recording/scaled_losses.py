@@ -1,0 +1,101 @@
+"""The loss before a gradient scaler multiplied it: what ``GradScaler.scale`` was given, found again from a root.
+
+While somebody listens, ``scale`` notes the loss on the autograd node of what it returns. The note lives and dies with
+that node, and the node is there whatever becomes of the tensor.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.amp import GradScaler
+
+__all__ = ["note_losses", "unscaled"]
+
+_NOTE = "fp8dbg loss"
+
+_LOOKED_AT = 32
+"""Autograd nodes from a root on among which a scaler's is looked for: what is done to a loss after it was scaled."""
+
+_Scale = Callable[[Any, Any], Any]
+
+_noted = False
+"""Whether any scaler has noted a loss in this process: if none has, no graph needs looking at."""
+
+
+def note_losses() -> Callable[[], None]:
+    """Have every kind of scaler that there is note losses; returns what puts everything back."""
+    wrapped = ExitStack()
+    for kind in _kinds(GradScaler):
+        if "scale" in vars(kind):
+            wrapped.callback(_wrap(kind))
+    return wrapped.close
+
+
+def unscaled(root: Tensor) -> Tensor | None:
+    """The loss that a backward pass's root stands for.
+
+    Returns:
+        what a scaler was given where it returned this root; the root itself where no scaler had a part in it; None
+        where something else was done to it after it was scaled, so that nobody knows what it is.
+    """
+    nodes = islice(_nodes(root), _LOOKED_AT)
+    first = next(nodes, None) if _noted else None
+    if first is None:
+        return root
+    note = first.metadata.get(_NOTE)
+    if note is not None:
+        return note  # type: ignore[no-any-return]  # metadata holds anything
+    return None if any(_NOTE in node.metadata for node in nodes) else root
+
+
+def _kinds(kind: type[Any]) -> Iterator[type[Any]]:
+    """A class and all below it: FSDP's scaler has a ``scale`` of its own."""
+    yield kind
+    for below in kind.__subclasses__():
+        yield from _kinds(below)
+
+
+def _wrap(kind: type[Any]) -> Callable[[], None]:
+    original: _Scale = kind.scale
+
+    @functools.wraps(original)
+    def scale(self: Any, outputs: Any) -> Any:
+        scaled = original(self, outputs)
+        if not torch.compiler.is_compiling():
+            _note(outputs, scaled)
+        return scaled
+
+    kind.scale = scale
+
+    def restore() -> None:
+        if kind.scale is scale:  # else somebody has wrapped it in turn: what is below notes on, for nobody
+            kind.scale = original
+
+    return restore
+
+
+def _note(outputs: Any, scaled: Any) -> None:
+    global _noted
+    if isinstance(outputs, (list, tuple)):
+        for one, other in zip(outputs, scaled, strict=True):
+            _note(one, other)
+    elif isinstance(scaled, Tensor) and scaled is not outputs and scaled.grad_fn is not None:
+        node: Any = scaled.grad_fn
+        node.metadata[_NOTE], _noted = outputs.detach(), True
+
+
+def _nodes(root: Tensor) -> Iterator[Any]:
+    """The autograd nodes behind a root, nearest first."""
+    waiting, seen = [root.grad_fn], set()
+    for node in waiting:
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            waiting += [before for before, _ in node.next_functions]

@@ -1,0 +1,154 @@
+"""Losses under a gradient scaler: what is recorded is the loss, not the scaler's multiple of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.amp import GradScaler
+
+import fp8dbg
+from tests.nets import table
+
+SCALE = 4096.0
+
+
+def training() -> tuple[nn.Linear, torch.optim.Optimizer, GradScaler]:
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 2)
+    return layer, torch.optim.SGD(layer.parameters(), 0.01), GradScaler("cpu", init_scale=SCALE)
+
+
+def loss_of(layer: nn.Module) -> Tensor:
+    loss: Tensor = layer(torch.randn(3, 4)).square().mean()
+    return loss
+
+
+def backward(root: Tensor) -> None:
+    root.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+
+def losses(run_dir: Path) -> list[float | None]:
+    return [row["loss"] for row in table(run_dir, "select loss from steps order by step")]
+
+
+def trained(layer: nn.Module, optimizer: torch.optim.Optimizer, scaler: GradScaler) -> list[float]:
+    """Three steps of two microbatches as PyTorch's manual has them; the mean loss of each."""
+    means = []
+    for _ in range(3):
+        both = [loss_of(layer) for _ in range(2)]
+        for loss in both:
+            backward(scaler.scale(loss))
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        means.append(sum(loss.item() for loss in both) / 2)
+    return means
+
+
+def test_the_loss_is_the_one_before_the_scaler(tmp_path: Path) -> None:
+    """To the bit; weights, losses and scale are what they are without fp8dbg."""
+    bare, layer = training(), training()
+    expected = trained(*bare)
+    layer = training()
+    with fp8dbg.attach(layer[0], tmp_path, layer[1], every=1):
+        assert trained(*layer) == expected
+    assert losses(tmp_path) == expected
+    assert torch.equal(bare[0].weight, layer[0].weight)
+    assert bare[2].get_scale() == layer[2].get_scale()
+    assert table(tmp_path, "select * from events") == []
+
+
+def test_several_losses_that_are_scaled_at_once(tmp_path: Path) -> None:
+    """Their sum is the root's value, as without a scaler."""
+    layer, optimizer, scaler = training()
+    with fp8dbg.attach(layer, tmp_path, optimizer):
+        both = [loss_of(layer), loss_of(layer)]
+        torch.autograd.backward(scaler.scale(both))
+        scaler.step(optimizer)
+    assert losses(tmp_path) == [both[0].item() + both[1].item()]
+
+
+def test_a_scaler_that_is_off_changes_nothing(tmp_path: Path) -> None:
+    """It hands the loss back as it is."""
+    layer, optimizer, _ = training()
+    scaler = GradScaler("cpu", enabled=False)
+    with fp8dbg.attach(layer, tmp_path, optimizer):
+        loss = loss_of(layer)
+        backward(scaler.scale(loss))
+        scaler.step(optimizer)
+    assert losses(tmp_path) == [loss.item()]
+
+
+def test_what_was_made_of_a_scaled_loss_is_no_loss(tmp_path: Path) -> None:
+    """Nobody knows what it is: NULL, and one event that says what to do; a loss that is logged is recorded."""
+    layer, optimizer, scaler = training()
+    with fp8dbg.attach(layer, tmp_path, optimizer) as run:
+        for step in range(3):
+            backward(scaler.scale(loss_of(layer)) / 2 + 1.0)
+            if step == 2:
+                run.log(loss=0.5)
+            scaler.step(optimizer)
+            scaler.update()
+    assert losses(tmp_path) == [None, None, 0.5]
+    (event,) = table(tmp_path, "select step, kind, detail from events")
+    assert (event["step"], event["kind"]) == (0, "gap")
+    assert "run.log(loss=...)" in event["detail"]
+
+
+def test_a_loss_that_is_not_scaled_counts_beside_one_that_is(tmp_path: Path) -> None:
+    """Each root is looked at by itself, however deep the model is behind it."""
+    layer, optimizer, scaler = training()
+    with fp8dbg.attach(layer, tmp_path, optimizer):
+        one, other = loss_of(layer), loss_of(layer)
+        for _ in range(50):
+            other = other + 0.0
+        backward(scaler.scale(one))
+        backward(other)
+        scaler.step(optimizer)
+    assert losses(tmp_path) == [(one.item() + other.item()) / 2]
+
+
+class Doubling(GradScaler):
+    """Scales by itself, as FSDP's does."""
+
+    def scale(self, outputs: Any) -> Any:
+        """Twice as much."""
+        return outputs * 2.0
+
+
+def test_a_scaler_with_a_method_of_its_own_is_seen(tmp_path: Path) -> None:
+    """Below torch's own class there are others; afterwards both are as they were."""
+    original, own = GradScaler.scale, Doubling.scale
+    layer, optimizer, _ = training()
+    scaler = Doubling("cpu")
+    with fp8dbg.attach(layer, tmp_path, optimizer):
+        loss = loss_of(layer)
+        backward(scaler.scale(loss))
+        optimizer.step()
+    assert losses(tmp_path) == [loss.item()]
+    assert (GradScaler.scale, Doubling.scale) == (original, own)
+
+
+def test_whoever_wraps_scale_in_turn_keeps_it(tmp_path: Path) -> None:
+    """Ours stays below theirs, as with the backward function."""
+    original = GradScaler.scale
+    layer, optimizer, scaler = training()
+    run = fp8dbg.attach(layer, tmp_path, optimizer)
+    ours = GradScaler.scale
+
+    def theirs(self: GradScaler, outputs: Any) -> Any:
+        return ours(self, outputs)
+
+    try:
+        GradScaler.scale = theirs  # type: ignore[method-assign]  # what others do
+        loss = loss_of(layer)
+        backward(scaler.scale(loss))
+        optimizer.step()
+        run.close()
+        assert GradScaler.scale is theirs
+    finally:
+        GradScaler.scale = original  # type: ignore[method-assign]  # back to torch's
+    assert losses(tmp_path) == [loss.item()]
