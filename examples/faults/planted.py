@@ -123,8 +123,10 @@ def infinite_gradient(scene: Scene, layer: str) -> Undo:
 
 
 def scale_never_updated(scene: Scene, layer: str) -> None:
-    """A layer whose scales stay at 1: its update is left out."""
-    vars(_linear(scene, layer)._scaling)["_roll"] = lambda layer, roles: None
+    """A layer whose scales stay at 1: its update is left out. In BF16 there is none."""
+    scaling = getattr(_linear(scene, layer), "_scaling", None)
+    if scaling is not None:
+        vars(scaling)["_roll"] = lambda layer, roles: None
 
 
 def state_lost(scene: Scene, layer: str) -> None:
