@@ -23,7 +23,7 @@ from fp8dbg.hooks.nvidia_inspect_tap import WARNING, inspect
 from fp8dbg.hooks.nvidia_te_apply import apply_fallback
 from fp8dbg.hooks.nvidia_te_fallback import write_fallback
 from fp8dbg.hooks.nvidia_te_fuser import OPERATIONS, basic_linear
-from fp8dbg.hooks.nvidia_te_layers import HOST, TeLayer
+from fp8dbg.hooks.nvidia_te_layers import HOST, TeLayer, Told
 from fp8dbg.hooks.nvidia_te_modules import layers_of
 from fp8dbg.hooks.nvidia_te_ops import OperationLayer, attach_operation
 from fp8dbg.hooks.nvidia_te_state import layer_names
@@ -56,8 +56,10 @@ def attach(model: nn.Module, recorder: Recorder) -> Handles:
     rename = global_names(model)
     inner = {id(op) for m in model.modules() if (op := basic_linear(m)) is not None and op is not m}
 
+    told = Told(recorder)
+
     def one(name: str, path: str, module: nn.Module) -> Handle:
-        return _attach_one(module, layers_of(rename(name), path, module), recorder)
+        return _attach_one(module, layers_of(rename(name), path, module), told)
 
     handles = attach_each(model, recorder, lambda module: claims(module) and id(module) not in inner, one)
     unseen = [name for name, _, module in named_layers(model) if _is_grouped_operation(module)]
@@ -75,13 +77,14 @@ def _is_grouped_operation(module: nn.Module) -> bool:
     return kind.__name__ == "GroupedLinear" and kind.__module__.startswith(OPERATIONS)
 
 
-def _attach_one(module: nn.Module, layers: Sequence[TeLayer], recorder: Recorder) -> Handle:
+def _attach_one(module: nn.Module, layers: Sequence[TeLayer], told: Told) -> Handle:
+    recorder = told.recorder
     if isinstance(layers[0], OperationLayer):
-        return attach_operation(layers[0], recorder)
+        return attach_operation(layers[0], told)
     exact = nvidia_inspect.running()
     if state.kind_of(module) == "LayerNormMLP" and not exact:
         recorder.event("gap", layers[0].name.removesuffix(".fc1"), _HIDDEN)
-    tap = _Tap(layers, [recorder.watch(layer) for layer in layers], recorder)
+    tap = _Tap(layers, [recorder.watch(layer) for layer in layers], told)
     handle = module.register_forward_hook(tap.on_forward, with_kwargs=True, prepend=True)
     return Handles([handle, inspect(module, layers, recorder)]) if exact else handle
 
@@ -94,8 +97,8 @@ class _Tap:
     Transformer Engine itself takes them back first in, first out.
     """
 
-    def __init__(self, layers: Sequence[TeLayer], watches: Sequence[Watch], recorder: Recorder) -> None:
-        self.layers, self.watches, self.recorder = layers, watches, recorder
+    def __init__(self, layers: Sequence[TeLayer], watches: Sequence[Watch], told: Told) -> None:
+        self.layers, self.watches, self.recorder, self.told = layers, watches, told.recorder, told
         self.off: set[str] = set()
         self.owed: deque[list[dict[str, ScaleInForce]]] = deque(maxlen=1024)
 
@@ -114,6 +117,8 @@ class _Tap:
         else:
             self.owed.clear()
             remembered = None
+        if self.recorder.sampled:
+            self.told.of(self.layers[0])
         for i, (layer, watch) in enumerate(zip(self.layers, self.watches, strict=True)):
             layer.remembered = remembered[i] if remembered is not None else None
             layer.call(watch, args, kwargs, output)

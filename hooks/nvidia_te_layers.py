@@ -17,6 +17,7 @@ from fp8dbg.recording.layer import Gradients, Layer, ScaleInForce
 if TYPE_CHECKING:
     from fp8dbg.hooks.nvidia_inspect_tap import Shown
     from fp8dbg.numerics.recipes import Recipe
+    from fp8dbg.recording.recorder import Recorder
     from fp8dbg.recording.watch import Watch
 
 HOST = "nvidia_te"
@@ -61,6 +62,10 @@ class TeLayer(Layer):
         if meta["recipe"] is not self._theirs:
             self._theirs, self._recipe = meta["recipe"], state.recipe_of(meta["recipe"])
         return self._recipe
+
+    def left_out(self) -> str | None:
+        """What the recipe in force does that the measured casts do not; None: nothing."""
+        return state.left_out(self._theirs) if self.recipe is not None else None
 
     def facts(self) -> dict[str, Any]:
         """Before its first forward nobody knows which GEMMs will run in BF16."""
@@ -176,6 +181,20 @@ def dense(tensor: Any) -> Tensor:
     """The values of a tensor, which may be one of Transformer Engine's in FP8."""
     values: Tensor = tensor.dequantize(dtype=torch.float32) if hasattr(tensor, "_quantizer") else tensor
     return values
+
+
+class Told:
+    """What has been said of the run's recipes: each thing once a session, whatever the number of layers."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder, self._said = recorder, set[str]()
+
+    def of(self, layer: TeLayer) -> None:
+        """Say what the recipe in force does that is not measured."""
+        sentence = layer.left_out()
+        if sentence is not None and sentence not in self._said:
+            self._said.add(sentence)
+            self.recorder.event("gap", None, sentence)
 
 
 class NormedLinear(TeLayer):

@@ -16,13 +16,12 @@ from torch import Tensor, nn
 from fp8dbg.hooks import Handle
 from fp8dbg.hooks import nvidia_te_fuser as fuser
 from fp8dbg.hooks import nvidia_te_state as state
-from fp8dbg.hooks.nvidia_te_layers import TeLayer, dense
+from fp8dbg.hooks.nvidia_te_layers import TeLayer, Told, dense
 from fp8dbg.hooks.nvidia_te_norm import norm
 from fp8dbg.recording.guard import guarded
 
 if TYPE_CHECKING:
     from fp8dbg.recording.layer import Gradients
-    from fp8dbg.recording.recorder import Recorder
     from fp8dbg.recording.watch import Call, Watch
 
 SLOTS = state.Slots(0, 1, 0)
@@ -77,8 +76,8 @@ class OperationLayer(TeLayer):
 class OperationTap:
     """Records one ``BasicLinear``; a call waits for its gradient in the context that the fuser keeps for it."""
 
-    def __init__(self, layer: OperationLayer, watch: Watch, recorder: Recorder) -> None:
-        self.layer, self.watch, self.recorder = layer, watch, recorder
+    def __init__(self, layer: OperationLayer, watch: Watch, told: Told) -> None:
+        self.layer, self.watch, self.recorder, self.told = layer, watch, told.recorder, told
         self.off: set[str] = set()
         self._grad_enabled, self._told = True, set[str]()
         self._key = f"fp8dbg_call_{id(self)}"
@@ -95,6 +94,8 @@ class OperationTap:
     def forward(self, run_by: nn.Module, context: Any, given: Any, output: Any, made: fuser.Made | None) -> None:
         """A forward of the layer, of whatever pass."""
         self.layer.run_by(run_by, output)
+        if self.recorder.sampled:
+            self.told.of(self.layer)
         x = given if fuser.plain(given) else None if made is None else _before_cast(made, self.layer)
         if x is None:
             self._tell("input", "the operation before" if made is None else type(made.operation).__name__)
@@ -187,6 +188,6 @@ class _Listening:
         fuser.unlisten(self._operation, self._tap)
 
 
-def attach_operation(layer: OperationLayer, recorder: Recorder) -> Handle:
+def attach_operation(layer: OperationLayer, told: Told) -> Handle:
     """Record a linear of ``te.ops``; the handle undoes it."""
-    return _Listening(layer.module, OperationTap(layer, recorder.watch(layer), recorder))
+    return _Listening(layer.module, OperationTap(layer, told.recorder.watch(layer), told))

@@ -138,6 +138,28 @@ def _nvfp4(theirs: Any) -> Recipe:
     return recipe_named("nvfp4")
 
 
+_BEYOND_NVFP4 = {
+    "disable_2d_quantization": "weights in blocks of 16 x 16, which lose more than the blocks of 16 measured here",
+    "disable_stochastic_rounding": "gradients rounded stochastically, measured here as rounded to nearest",
+    "disable_rht": "random Hadamard transforms of what wgrad reads, which its shadow here leaves out",
+}
+_BEYOND_PLAIN_NVFP4 = {
+    "row_scaled_activation": "one scale a row for activations, measured here with one a tensor",
+    "nvfp4_4over6": "a choice between 4 and 6 as the largest of a block, measured here with 6",
+}
+
+
+def left_out(theirs: Any) -> str | None:
+    """What one of Transformer Engine's recipes does that the measured casts do not, in a sentence; None: nothing."""
+    if not any(kind.__name__ == "NVFP4BlockScaling" for kind in type(theirs).__mro__):
+        return None
+    found = [said for name, said in _BEYOND_NVFP4.items() if not getattr(theirs, name, True)]
+    found += [
+        said for name, said in _BEYOND_PLAIN_NVFP4.items() if getattr(theirs, name, None) not in (None, False, "none")
+    ]
+    return f"The run's NVFP4 recipe has {'; '.join(found)}." if found else None
+
+
 _RECIPES = {
     "DelayedScaling": _delayed,
     "Float8CurrentScaling": _current,

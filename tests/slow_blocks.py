@@ -44,7 +44,8 @@ def factors(recipe: Recipe, role: str, block: Any, whole: np.float32) -> tuple[n
             return scale, np.float32(np.float32(1) / scale)
         tensor = np.float32(recipe.scales(whole, role))
         decode = np.float32(slow.rounded(amax(block) * np.float32(tensor * np.float32(1 / 6)), "e4m3"))
-        encode = np.float32(min(tensor / decode, np.finfo(np.float32).max)) if decode else np.float32(0)
+        inverse = np.float32(1) / np.float32(decode * (np.float32(1) / tensor))
+        encode = np.float32(min(inverse, np.finfo(np.float32).max)) if decode else np.float32(0)
         return encode, decode * np.float32(1.0 / float(tensor))
 
 

@@ -142,12 +142,12 @@ def prepare(
 def nvfp4_block_scales(amax: Tensor, tensor_scale: float) -> tuple[Tensor, Tensor]:
     """Encode scales of NVFP4 blocks, and their decode scales: E4M3 of amax * (tensor_scale * float32(1/6)).
 
-    float32, any shape. A decode scale that rounds to zero gives an encode scale of 0: its block becomes zeros.
-    Source: TE 2.20 common/cast/nvfp4/core_nvfp4.cuh.
+    float32, any shape. The encode scale is 1 / (decode * (1 / tensor_scale)), each step rounded, as the kernel has it:
+    many a product with it is a tie of E2M1, so its last bit tells. A decode scale that rounds to zero gives an encode
+    scale of 0: its block becomes zeros. Source: TE 2.20 common/cast/nvfp4/core_nvfp4.cuh and its reference_nvfp4.py.
     """
     decode = round_torch(format_named("e4m3"), amax * float(np.float32(tensor_scale) * np.float32(1.0 / 6.0)))
-    # torch makes number / tensor a product with the reciprocal, which rounds twice
-    encode = torch.full_like(decode, tensor_scale).div(decode).clamp(max=float(FLT_MAX))
+    encode = decode.mul(_inverse(tensor_scale)).reciprocal().clamp(max=float(FLT_MAX))
     return torch.where(decode == 0, torch.zeros_like(encode), encode), decode
 
 

@@ -9,6 +9,9 @@ import torch
 
 RECIPES = ("delayed", "current", "block", "mxfp8")
 
+PLAIN_NVFP4 = {"disable_rht": True, "disable_stochastic_rounding": True, "disable_2d_quantization": True}
+"""Blocks of 16 along a row, rounded to nearest: NVFP4 without what its recipe adds by default."""
+
 
 def recipe(name: str, **arguments: Any) -> Any:
     """A Transformer Engine recipe by fp8dbg's name for it."""
@@ -19,7 +22,10 @@ def recipe(name: str, **arguments: Any) -> Any:
         "current": recipes.Float8CurrentScaling,
         "block": recipes.Float8BlockScaling,
         "mxfp8": recipes.MXFP8BlockScaling,
+        "nvfp4": recipes.NVFP4BlockScaling,
     }[name]
+    if name == "nvfp4":
+        arguments = {**PLAIN_NVFP4, **arguments}
     if name == "delayed":
         arguments.setdefault("amax_history_len", 4)
     return made(**arguments)

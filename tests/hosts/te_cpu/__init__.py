@@ -73,16 +73,17 @@ def _import_host() -> Any:
 
 
 def _allow_every_recipe() -> None:
-    """Support checks ask the device and the CUDA version; and MXFP8 dequantisation would move data to a GPU."""
+    """Support checks ask the device and the CUDA version; and dequantisation would move block formats to a GPU."""
     newer = sys.modules.get("transformer_engine.pytorch.quantization")
     quantization: Any = newer or sys.modules["transformer_engine.pytorch.fp8"]
-    for recipe in ("fp8", "mxfp8", "fp8_block_scaling"):
+    for recipe in ("fp8", "mxfp8", "nvfp4", "fp8_block_scaling"):
         setattr(quantization, f"check_{recipe}_support", lambda: (True, ""))
         if hasattr(quantization, f"_{recipe.upper()}_SUPPORT"):
             setattr(quantization, f"_{recipe.upper()}_SUPPORT", (True, ""))
-    storage: Any = sys.modules.get("transformer_engine.pytorch.tensor.storage.mxfp8_tensor_storage")
-    if storage is not None:
-        storage._FromMXFP8Func.forward = staticmethod(lambda ctx, x, dtype: values.dequantize(x, dtype))
+    for module, function in (("mxfp8_tensor_storage", "_FromMXFP8Func"), ("nvfp4_tensor_storage", "_FromNVFP4Func")):
+        storage: Any = sys.modules.get(f"transformer_engine.pytorch.tensor.storage.{module}")
+        if storage is not None:
+            getattr(storage, function).forward = staticmethod(lambda ctx, x, dtype: values.dequantize(x, dtype))
 
 
 def _extension() -> types.ModuleType:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tests.hosts.te_cpu import casts
+from tests.hosts.te_cpu import casts, nvfp4
 from tests.hosts.te_cpu.enums import torch_dtype
 
 Inner = dict[str, torch.Tensor]
@@ -31,7 +31,9 @@ class Cast:
 
     @property
     def data(self) -> torch.Tensor:
-        """The bytes in the order of ``dense``: of the copy along rows if there is one."""
+        """The bytes in the order of ``dense``: of the copy along rows if there is one. NVFP4: one code a byte."""
+        if "_amax_rowwise" in self.inner:
+            return nvfp4.unpacked(self.inner["_rowwise_data"]).reshape(self.dense.shape)
         for name in ("_data", "_rowwise_data"):
             if name in self.inner:
                 return self.inner[name].reshape(self.dense.shape)
@@ -112,11 +114,16 @@ def _delayed(x: torch.Tensor, quantizer: Any) -> Inner:
 
 
 def _current(x: torch.Tensor, quantizer: Any) -> Inner:
-    amax = casts.amax_ignoring_nan(x)
-    if quantizer.with_amax_reduction and torch.distributed.is_initialized():
-        torch.distributed.all_reduce(amax, op=torch.distributed.ReduceOp.MAX, group=quantizer.amax_reduction_group)
+    amax = _reduced(casts.amax_ignoring_nan(x), quantizer)
     rule = casts.ScaleRule(quantizer.amax_epsilon, quantizer.force_pow_2_scales)
     return _per_tensor(x, quantizer, rule.scale(amax.reshape(1), torch_dtype(quantizer.dtype)))
+
+
+def _reduced(amax: torch.Tensor, quantizer: Any) -> torch.Tensor:
+    """The largest over the ranks that see parts of one tensor, where the quantizer asks for it."""
+    if quantizer.with_amax_reduction and torch.distributed.is_initialized():
+        torch.distributed.all_reduce(amax, op=torch.distributed.ReduceOp.MAX, group=quantizer.amax_reduction_group)
+    return amax
 
 
 def _mxfp8(x: torch.Tensor, quantizer: Any) -> Inner:
@@ -171,11 +178,31 @@ def _blockwise(x: torch.Tensor, quantizer: Any) -> Inner:
     return inner
 
 
+def _nvfp4(x: torch.Tensor, quantizer: Any) -> Inner:
+    nvfp4.refuse_extras(quantizer)
+    matrix, inner = as_matrix(x.float()), {}
+    amax = _reduced(casts.amax_ignoring_nan(x), quantizer).reshape(1)
+    for wanted, side, columnwise in (
+        (quantizer.rowwise_usage, matrix, False),
+        (quantizer.columnwise_usage, matrix.t().contiguous(), True),
+    ):
+        if not wanted:
+            continue
+        codes, decode = nvfp4.blocks(side, nvfp4.tensor_scale(amax), quantizer.with_2d_quantization)
+        shape = quantizer.get_columnwise_shape(x.shape) if columnwise else x.shape
+        way = "columnwise" if columnwise else "rowwise"
+        inner[f"_{way}_data"] = nvfp4.packed(codes).view(quantizer.convert_shape_for_fp4(tuple(shape)))
+        inner[f"_{way}_scale_inv"] = _padded(decode, quantizer.get_scale_shape(x.shape, columnwise), 0)
+        inner[f"_amax_{way}"] = amax.clone()
+    return inner
+
+
 _CASTS: dict[str, Callable[[torch.Tensor, Any], Inner]] = {
     "Float8Quantizer": _delayed,
     "Float8CurrentScalingQuantizer": _current,
     "MXFP8Quantizer": _mxfp8,
     "Float8BlockQuantizer": _blockwise,
+    "NVFP4Quantizer": _nvfp4,
 }
 
 _TENSOR_CLASSES = {
@@ -183,6 +210,7 @@ _TENSOR_CLASSES = {
     "Float8CurrentScalingQuantizer": ("Float8Tensor", "float8_tensor"),
     "MXFP8Quantizer": ("MXFP8Tensor", "mxfp8_tensor"),
     "Float8BlockQuantizer": ("Float8BlockwiseQTensor", "float8_blockwise_tensor"),
+    "NVFP4Quantizer": ("NVFP4Tensor", "nvfp4_tensor"),
 }
 
 
@@ -200,14 +228,16 @@ def _tensor_class(quantizer: Any) -> Any:
 def _wrap(quantizer: Any, dense: torch.Tensor, inner: Inner, dtype: torch.dtype) -> Any:
     """Inner tensors -> an instance of the quantizer's class; the constructors changed with TE 2.12."""
     kind, recent = type(quantizer).__name__, te_version() >= (2, 12)
-    arguments: dict[str, Any] = {"fp8_dtype": quantizer.dtype, "quantizer": quantizer}
+    kept = "fp4_dtype" if kind == "NVFP4Quantizer" else "fp8_dtype"
+    arguments: dict[str, Any] = {kept: quantizer.dtype, "quantizer": quantizer}
     if kind in ("Float8Quantizer", "Float8CurrentScalingQuantizer"):
         names = {"data": "_data", "data_transpose": "_transpose", "fp8_scale_inv": "_scale_inv"}
     else:
         both = ("rowwise_data", "rowwise_scale_inv", "columnwise_data", "columnwise_scale_inv")
-        names = {name: "_" + name for name in both}
+        amaxes = ("amax_rowwise", "amax_columnwise") if kind == "NVFP4Quantizer" else ()
+        names = {name: "_" + name for name in (*both, *amaxes)}
     arguments |= {name: inner.get(key) for name, key in names.items()}
-    if kind == "MXFP8Quantizer" and recent:
+    if kind in ("MXFP8Quantizer", "NVFP4Quantizer") and recent:
         arguments["with_gemm_swizzled_scales"] = False
     if kind == "Float8BlockQuantizer":
         arguments["is_2D_scaled"] = quantizer.block_scaling_dim == 2

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tests.hosts.te_cpu import casts
+from tests.hosts.te_cpu import casts, nvfp4
 from tests.hosts.te_cpu.enums import torch_dtype
 from tests.hosts.te_cpu.quantizers import as_matrix
 
@@ -29,6 +29,8 @@ def dense(x: Any, columnwise: bool = False) -> torch.Tensor:
         return values
     if hasattr(x, "_is_2D_scaled"):
         return _dense_blockwise(x, _read_rows(x, columnwise))
+    if hasattr(x, "_amax_rowwise"):
+        return _dense_nvfp4(x, _read_rows(x, columnwise))
     if hasattr(x, "_rowwise_data"):
         return _dense_mxfp8(x, _read_rows(x, columnwise))
     plain: torch.Tensor = x.detach().float()
@@ -61,6 +63,15 @@ def _dense_mxfp8(x: Any, rowwise: bool) -> torch.Tensor:
         spread = scale[: rows // casts.MX_BLOCK, :columns].repeat_interleave(casts.MX_BLOCK, 0)
     values: torch.Tensor = (casts.values_of_bytes(matrix, torch_dtype(x._fp8_dtype)) * spread).reshape(data.shape)
     return values
+
+
+def _dense_nvfp4(x: Any, rowwise: bool) -> torch.Tensor:
+    if rowwise:
+        data, scales, amax = x._rowwise_data, x._rowwise_scale_inv, x._amax_rowwise
+        return nvfp4.dense(as_matrix(data), scales, amax).reshape(*data.shape[:-1], 2 * data.shape[-1])
+    data, scales, amax = x._columnwise_data, x._columnwise_scale_inv, x._amax_columnwise
+    values = nvfp4.dense(data.reshape(data.shape[0], -1), scales, amax)
+    return _turned_back(values.reshape(*data.shape[:-1], 2 * data.shape[-1]))
 
 
 def dequantize(x: Any, dtype: Any) -> torch.Tensor:
