@@ -1,5 +1,5 @@
 -- Question: Which sampled steps does each column of the page's charts stand for?
--- Reads: tensors
+-- Reads: tensor_steps
 -- Parameters:
 --   buckets (integer, default 100): sampled steps are gathered into at most this many buckets
 -- Columns:
@@ -9,7 +9,7 @@
 --   sampled: how many sampled steps it holds
 with sampled as (
     select step, (row_number() over (order by step) - 1) * least($buckets, count(*) over ()) // count(*) over () as bucket
-    from (select distinct step from tensors)
+    from (select distinct step from tensor_steps)
 )
 select bucket, min(step) as first_step, max(step) as last_step, count(*) as sampled
 from sampled

@@ -1,5 +1,5 @@
 -- Question: How did the error of every GEMM go over the steps, split by operand, as few enough values to draw?
--- Reads: gemms, tensors
+-- Reads: gemms, tensor_steps
 -- Parameters:
 --   buckets (integer, default 100): sampled steps are gathered into at most this many buckets; a bucket holds its worst step
 --   layers (text, default NULL): a JSON list of the layers wanted; NULL is all
@@ -24,7 +24,7 @@
 --   grad_alignment: list of grad_alignment; furthest from 1
 with sampled as (
     select step, (row_number() over (order by step) - 1) * least($buckets, count(*) over ()) // count(*) over () as bucket
-    from (select distinct step from tensors)
+    from (select distinct step from tensor_steps)
 ),
 of_bucket as (
     select

@@ -1,8 +1,9 @@
--- Question: How were the values of each tensor spread at one step, and which scale was in force?
+-- Question: How were the values of each tensor spread at a few steps, and which scale was in force?
 -- Reads: tensors
 -- Parameters:
---   step (integer, default 0): the step wanted
+--   steps (text, default '[]'): a JSON list of the steps wanted
 -- Columns:
+--   step: step
 --   layer: layer
 --   tensor: role of the tensor
 --   format: number format; NULL for a result that no recipe quantises
@@ -11,26 +12,31 @@
 --   scale_max: largest block scale
 --   dtype: dtype the figures were taken in
 --   numel: number of elements
---   zeros: elements equal to zero
 --   histogram: counts per binade, or per 16-bit code where codes is set; of the microbatch, call and rank with the largest amax
-with chosen as ( -- the recipe in force, or the first of those compared with
-    select layer, tensor, case when bool_or(what_if is null) then null else min(what_if) end as what_if
+with of_recipe as (
+    select
+        step, layer, tensor, what_if,
+        arg_max(
+            struct_pack(
+                format := format, scale := scale, scale_min := scale_min, scale_max := scale_max, dtype := dtype,
+                numel := numel, histogram := histogram
+            ),
+            coalesce(amax, 0)
+        ) filter (where histogram is not null) as shown
     from tensors
-    where step = $step
-    group by layer, tensor
+    where step in (select unnest(from_json($steps, '["BIGINT"]')))
+    group by step, layer, tensor, what_if
+),
+chosen as ( -- the recipe in force, or the first of those compared with
+    select step, layer, tensor, case when bool_or(what_if is null) then null else min(what_if) end as what_if
+    from of_recipe
+    group by step, layer, tensor
 )
 select
-    t.layer, t.tensor,
-    arg_max(format, coalesce(amax, 0)) as format,
-    arg_max(scale, coalesce(amax, 0)) as scale,
-    arg_max(scale_min, coalesce(amax, 0)) as scale_min,
-    arg_max(scale_max, coalesce(amax, 0)) as scale_max,
-    arg_max(dtype, coalesce(amax, 0)) as dtype,
-    arg_max(numel, coalesce(amax, 0)) as numel,
-    arg_max(zeros, coalesce(amax, 0)) as zeros,
-    arg_max(histogram, coalesce(amax, 0)) as histogram
-from tensors as t
-join chosen as c on t.layer = c.layer and t.tensor = c.tensor and t.what_if is not distinct from c.what_if
-where t.step = $step and t.histogram is not null
-group by t.layer, t.tensor
-order by t.layer, t.tensor
+    t.step, t.layer, t.tensor, t.shown.format as format, t.shown.scale as scale, t.shown.scale_min as scale_min,
+    t.shown.scale_max as scale_max, t.shown.dtype as dtype, t.shown.numel as numel, t.shown.histogram as histogram
+from of_recipe as t
+join chosen as c
+    on t.step = c.step and t.layer = c.layer and t.tensor = c.tensor and t.what_if is not distinct from c.what_if
+where t.shown is not null
+order by t.step, t.layer, t.tensor

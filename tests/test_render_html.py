@@ -79,7 +79,7 @@ def test_a_recipe_only_compared_with_is_not_mixed_with_the_one_in_force(tmp_path
     for question in ("page_tensors", "page_ranks"):
         (row,) = ask(run, question)
         assert row["underflow_ratio"] == [pytest.approx(0.01)]
-    (row,) = ask(run, "page_histograms", step=0)
+    (row,) = ask(run, "page_histograms", steps="[0]")
     assert row["scale"] == 448.0
 
 

@@ -118,12 +118,12 @@ class PageData:
     def histograms(self) -> list[dict[str, Any]]:
         """For each of those steps, the histogram of every tensor that has one."""
         numbers = {layer: i for i, layer in enumerate(self.layers)}
-        answers = []
-        for step in self.histogram_steps:
-            rows = self.run.answer("page_histograms", {"step": step}).to_pylist()
-            entries = [[numbers[row["layer"]], row["tensor"], *_histogram(row)] for row in rows]
-            answers.append({"step": step, "of": [entry for entry in entries if entry[3]]})
-        return answers
+        entries: dict[int, list[list[Any]]] = {step: [] for step in self.histogram_steps}
+        for row in self.run.answer("page_histograms", {"steps": json.dumps(self.histogram_steps)}).to_pylist():
+            exponent, counts, *rest = _histogram(row)
+            if counts:
+                entries[row["step"]].append([numbers[row["layer"]], row["tensor"], exponent, counts, *rest])
+        return [{"step": step, "of": of} for step, of in entries.items()]
 
     def ranks(self) -> Cube | None:
         """The worst each rank saw; None for a run of one rank."""

@@ -58,6 +58,13 @@ _OWN_FAULTS = (
 )
 
 
+def _open() -> duckdb.DuckDBPyConnection:
+    connection = duckdb.connect(":memory:", config=_SETTINGS)
+    connection.execute("SET enable_progress_bar = false")  # it would go into the middle of a verb's --json
+    connection.execute("SET parquet_metadata_cache = true")  # parts never change: their footers are read once
+    return connection
+
+
 def connect(sources: Sequence[Source]) -> duckdb.DuckDBPyConnection:
     """A connection with the views of every table, locked down to the given files.
 
@@ -67,7 +74,7 @@ def connect(sources: Sequence[Source]) -> duckdb.DuckDBPyConnection:
     Raises:
         ReadError: a part that looked whole cannot be opened.
     """
-    connection = duckdb.connect(":memory:", config=_SETTINGS)
+    connection = _open()
     try:
         _make_views(connection, sources)
     except duckdb.Error as error:
@@ -76,14 +83,13 @@ def connect(sources: Sequence[Source]) -> duckdb.DuckDBPyConnection:
     allowed = ", ".join(quoted(f) for s in sources for f in s.files)
     connection.execute(f"SET allowed_paths = [{allowed}]")
     connection.execute("SET enable_external_access = false")
-    connection.execute("SET enable_progress_bar = false")
     connection.execute("SET lock_configuration = true")
     return connection
 
 
 def why_unreadable(file: str) -> str:
     """Why a part cannot be read to its end, as the end of a sentence; "" if it can. Reads the whole file."""
-    with duckdb.connect(":memory:", config=_SETTINGS) as connection:
+    with _open() as connection:
         try:
             connection.execute(
                 f"SELECT bit_xor(hash(part)) FROM {parquet_sql((file,), ordered=False)} AS part"
@@ -99,7 +105,7 @@ def remote_files(pattern: str) -> Iterator[tuple[str, bytes]]:
     Raises:
         ReadError: the extension is not installed, or nothing can be read there.
     """
-    with duckdb.connect(":memory:", config=_SETTINGS) as connection:
+    with _open() as connection:
         try:
             connection.execute("LOAD httpfs")
             files = connection.execute(f"SELECT file FROM glob({quoted(pattern)}) ORDER BY file").fetchall()
@@ -122,7 +128,7 @@ def contents_sum(table: str, files: Sequence[tuple[str, tuple[str, ...]]]) -> tu
     Raises:
         ReadError: a file cannot be read to its end.
     """
-    with duckdb.connect(":memory:", config=_SETTINGS) as connection:
+    with _open() as connection:
         try:
             found = connection.execute(sum_sql(table, files)).fetchall()[0]
         except duckdb.Error as error:

@@ -137,9 +137,8 @@ def main(layers: int = 500, samples: int = 1000, ranks: int = 1, whole: bool = T
         print(f"{layers} layers x {samples} samples x {ranks} ranks, {rows:,} rows")
         print(f"report made in   {took['wall']:6.1f} s   ({took['cpu']:.1f} s of CPU, {took['peak']:.0f} MB at most)")
         print(f"page size        {page.stat().st_size / 1e6:6.1f} MB")
-        print(
-            f"page opened in   {times['big'][2]:6.2f} s   (the slowest of five {times['big'][4]:.2f} s; an empty one {times['empty'][2]:.2f} s)"
-        )
+        usual, slowest, empty_one = times["big"][2], times["big"][4], times["empty"][2]
+        print(f"page opened in   {usual:6.2f} s   (slowest of five {slowest:.2f} s, an empty one {empty_one:.2f} s)")
 
 
 if __name__ == "__main__":
