@@ -209,21 +209,22 @@ class HarmModel:
         before = [(step, loss) for step, loss in self._losses if start <= step < first] or self._losses
         if len(before) < EARLY_STEPS:
             return 0.0
-        pace = _fell([loss for _, loss in before]) / max(1, (before[-1][0] - before[0][0]) * 2 / 3)
+        pace = _fell([loss for _, loss in before]) / max(1, (before[-1][0] - before[0][0]) / 3)
         last = max(f.last_step if f.last_step is not None else self._evidence.end or 0 for f in found)
         return float(min(pace * (last - first + 1), self._worst_loss))
 
 
 def _fell(losses: Sequence[float]) -> float:
-    """How far losses fell from their first third to their last, less what their scatter can make of nothing.
+    """How far losses fell from their second third to their last, less what their scatter can make of nothing.
 
-    ``CERTAIN`` standard errors of the difference of two medians: 1.25 deviations over the root of the number each, the
-    deviation from the median absolute one (1.48 of it in Gaussian data), so that a spike counts for little.
+    The first third is the steep start, which tells nothing of the pace since. ``CERTAIN`` standard errors of the
+    difference of two medians are taken off: 1.25 deviations over the root of the number each, the deviation from the
+    median absolute one (1.48 of it in Gaussian data), so that a spike counts for little.
     """
     third = len(losses) // 3
-    ends = losses[:third], losses[-third:]
-    middles = [median(end) for end in ends]
-    scatter = [1.48 * median(abs(loss - middle) for loss in end) for end, middle in zip(ends, middles, strict=True)]
+    parts = losses[-2 * third : -third], losses[-third:]
+    middles = [median(part) for part in parts]
+    scatter = [1.48 * median(abs(loss - middle) for loss in part) for part, middle in zip(parts, middles, strict=True)]
     error = 1.25 * math.hypot(*scatter) / math.sqrt(third)
     return max(0.0, middles[0] - middles[1] - CERTAIN * error)
 
