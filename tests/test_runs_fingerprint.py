@@ -50,7 +50,7 @@ def test_values_that_json_lacks_are_written_as_it_can(tmp_path: Path) -> None:
             "set": ["a", "b"],
             "path": "x",
             "3": [1, 2],
-            "lone": "\ud800",
+            "lone": "\\ud800",
         }
 
 

@@ -78,14 +78,15 @@ class Control:
             RunFolderError: the folder cannot be written.
         """
         merged = {name: value for name, value in self.said().items() if name != "dump"} | dict(values)
-        self._asked.changed(merged)
+        settings = asdict(self._asked.changed(merged))
+        changed = {name: settings[name] for name in values}
         self._check_layers(
             [
-                *values.get("layers", ()),
-                *(one.rpartition(":")[0] for key in ("dump", "trigger_dump") for one in values.get(key, ())),
+                *changed.get("layers", ()),
+                *(one.rpartition(":")[0] for key in ("dump", "trigger_dump") for one in changed.get(key, ())),
             ]
         )
-        text = "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in merged.items())
+        text = "".join(f"{name} = {json.dumps(settings[name], ensure_ascii=False)}\n" for name in merged)
         try:
             write_whole(self._file, lambda file: file.write(text.encode()))
         except OSError as error:

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
+from fp8dbg.runs.files import in_unicode
+
 if TYPE_CHECKING:
     from torch import nn
 
@@ -30,9 +32,10 @@ def canonical_name(name: str) -> str:
 def named_layers(model: nn.Module) -> Iterator[tuple[str, str, nn.Module]]:
     """Canonical name, path and module of every module of a model, each module once.
 
-    A model that is a single layer is called by its class. Where two paths become one name, both keep their path.
+    A model that is a single layer is called by its class. Where two paths become one name, both keep their path. Both
+    are Unicode.
     """
-    paths = [(path, module) for path, module in model.named_modules()]
+    paths = [(in_unicode(path), module) for path, module in model.named_modules()]
     names = [canonical_name(path) or type(module).__name__ for path, module in paths]
     counts: dict[str, int] = {}
     for name in names:

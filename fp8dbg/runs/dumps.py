@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from fp8dbg.runs.files import entries, escape, is_regular, parse_rank_folder, rank_folder, write_whole
+from fp8dbg.runs.files import entries, escape, in_unicode, is_regular, parse_rank_folder, rank_folder, write_whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,7 +47,7 @@ def save_dump(folder: Path, rank: int, step: int, layer: str, tensor: str, value
     """
     from safetensors.torch import save
 
-    names = {"layer": _unicode(layer), "tensor": _unicode(tensor), "step": str(step), "rank": str(rank)}
+    names = {"layer": in_unicode(layer), "tensor": in_unicode(tensor), "step": str(step), "rank": str(rank)}
     data = save({"tensor": value.detach().to("cpu").contiguous()}, metadata=names)
     path = dump_path(folder, rank, step, layer, tensor)
 
@@ -84,7 +84,3 @@ def _read_names(path: Path) -> Dump | None:
         return Dump(path, int(names["step"]), int(names["rank"]), str(names["layer"]), str(names["tensor"]))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-
-
-def _unicode(text: str) -> str:
-    return text.encode("utf-8", "backslashreplace").decode()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fp8dbg.errors import RunFolderError
-from fp8dbg.runs.files import is_regular, write_whole
+from fp8dbg.runs.files import in_unicode, is_regular, write_whole
 from fp8dbg.runs.schema import SCHEMA_VERSION
 
 _LARGEST = 256 << 20
@@ -95,6 +95,8 @@ def _versions() -> dict[str, str]:
 def write_run_json(folder: Path, rank: int, fingerprint: Mapping[str, Any]) -> None:
     """Write it whole or not at all; what JSON has no value for is written as text, NaN and infinities as null.
 
+    Texts are Unicode, as in the tables, so that a layer has the same name in both.
+
     Raises:
         OSError: the old one, if any, is still there.
     """
@@ -122,11 +124,11 @@ def read_run_json(path: Path) -> dict[str, Any] | str:
 def _plain(value: Any) -> Any:
     """The value in JSON's own types."""
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {in_unicode(str(k)): _plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(v) for v in value]
     if isinstance(value, (set, frozenset)):
-        return sorted(map(str, value))
+        return sorted(in_unicode(str(v)) for v in value)
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
+    return value if value is None or isinstance(value, (bool, int)) else in_unicode(str(value))

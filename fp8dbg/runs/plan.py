@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fp8dbg.errors import UsageError
+from fp8dbg.runs.files import in_unicode
 from fp8dbg.runs.schema import GEMMS
 
 VERSION = 1
@@ -85,4 +86,4 @@ def _entry(item: Any) -> PlanEntry:
         raise UsageError(
             f"The plan's recipe or reason for {item['layer']!r:.200} is no text.", "Use a plan.json of fp8dbg."
         )
-    return PlanEntry(item["layer"], tuple(gemms), recipe, reason)
+    return PlanEntry(in_unicode(item["layer"]), tuple(gemms), recipe, reason)

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fp8dbg.errors import UnknownNameError
+from fp8dbg.runs.files import in_unicode
 from fp8dbg.runs.schema import TABLES, arrow_schema
 
 Row = Mapping[str, Any]
@@ -74,7 +75,7 @@ def _array(values: list[Any], column: pa.Field, misfit: Callable[[str, object], 
 def _fitted(value: Any, column: pa.Field, misfit: Callable[[str, object], None]) -> Any:
     """One value as its column takes it; text that is no Unicode is written with backslash escapes."""
     if isinstance(value, str):
-        value = value.encode("utf-8", "backslashreplace").decode()
+        value = in_unicode(value)
     if isinstance(value, float) and not math.isfinite(value) and column.type != pa.float64():
         value = None
     try:
