@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from fp8dbg.runs.files import part_name
 from fp8dbg.runs.folder import RunWriter
+from fp8dbg.runs.journal import Stamp
+from fp8dbg.runs.parts import write_part
 from fp8dbg.runs.schema import GEMMS, ROLES
 from tests.synthetic_tables import LINEARS, Model, Plant, make_tables
 
@@ -45,8 +47,12 @@ def write_run(path: Path, *, close: bool = True, plant: Iterable[Plant] = (), **
     return path
 
 
+_AT_ONCE = 1000
+"""Rows of a batch: a recorder flushes about as many."""
+
+
 def write_big_run(path: Path, rows: int = 1_000_000, **options: Any) -> Path:
-    """A finished run of about ``rows`` rows of ``tensors``, written as Parquet parts directly, for benchmarks."""
+    """A finished run of about ``rows`` rows of ``tensors``, written as finished parts directly, for benchmarks."""
     blocks = options.setdefault("blocks", 24)
     every = options.setdefault("every", 10)
     steps = every * math.ceil(rows / (blocks * len(LINEARS) * len(ROLES)))
@@ -56,7 +62,7 @@ def write_big_run(path: Path, rows: int = 1_000_000, **options: Any) -> Path:
         folder = path / name / "rank=00000"
         folder.mkdir(parents=True, exist_ok=True)
         if table.num_rows:
-            pq.write_table(table, folder / "part-000001.parquet", compression="zstd")
+            write_part(folder / part_name(1), Stamp(name, 0, 1), table.to_batches(max_chunksize=_AT_ONCE))
     return path
 
 

@@ -42,7 +42,7 @@ def write_groups(file: IO[bytes], stamp: Stamp, groups: Iterable[pa.Table]) -> N
         schema,
         compression="zstd",
         write_page_checksum=True,
-        use_dictionary=[f.name for f in schema if f.type == pa.string()],
+        use_dictionary=[f.name for f in schema if f.type == pa.string() or pa.types.is_integer(f.type)],
         use_byte_stream_split=[f.name for f in schema if f.type == pa.float64()],
     ) as writer:
         for group in groups:

@@ -1,7 +1,12 @@
 """The same group-bys on the same files, by fp8dbg and pandas: ``python -m tests.benchmarks.pandas_group_bys [rows]``.
 
 Each side starts from the Parquet files and ends with the answer in memory. pandas reads once the columns needed and
-once, as one does who looks around, the whole table. The fastest of three tries, in one process.
+once, as one does who looks around, the whole table. The fastest of five tries, in one process.
+
+The last line says where the floor is: one column, read and added up, without any grouping. Against a pandas whose
+columns are chosen by hand no query that starts from the files is ten times faster, for both decode the same pages: a
+million doubles take DuckDB about 7 ms of CPU and pandas about 16. What `ask` keeps of a folder while it is open (the
+merged steps) is not used here.
 """
 
 from __future__ import annotations
@@ -64,13 +69,14 @@ QUESTIONS = {
         ["step", "rel_l2", "kurtosis"],
         lambda rows: rows.groupby("step").agg({"rel_l2": "max", "kurtosis": "mean"}),
     ),
+    "one column, added up": GroupBy("select sum(rel_l2) from tensors", ["rel_l2"], lambda rows: rows["rel_l2"].sum()),
 }
 
 
 def best(work: Callable[[], object]) -> float:
-    """Wall seconds of the fastest of three tries."""
+    """Wall seconds of the fastest of five tries."""
     times = []
-    for _ in range(3):
+    for _ in range(5):
         began = time.perf_counter()
         work()
         times.append(time.perf_counter() - began)
