@@ -162,15 +162,25 @@ def test_too_little_evidence_says_how_to_record_more(options: dict[str, Any], tm
     assert "attach" in str(error.value)
 
 
-@pytest.mark.parametrize(("noise", "chosen"), [(0.0, ["fprop", "dgrad"]), (1.5, ["fprop"])])
-def test_progress_within_the_scatter_of_the_loss_is_none(noise: float, chosen: list[str], tmp_path: Path) -> None:
-    """One fall of the loss, clear or drowned in the batches' scatter: lost gradients cost only in the first."""
+@pytest.mark.parametrize(
+    ("layer", "tensor", "noise", "chosen"),
+    [
+        ("layers.2.up", "weight", 0.0, ["fprop", "dgrad"]),
+        ("layers.2.up", "weight", 1.5, ["fprop", "dgrad"]),
+        ("layers.2.down", "input", 0.0, ["fprop", "wgrad"]),
+        ("layers.2.down", "input", 1.5, ["fprop"]),
+    ],
+)
+def test_doubtful_progress_counts_for_dgrad_and_not_for_wgrad(
+    layer: str, tensor: str, noise: float, chosen: list[str], tmp_path: Path
+) -> None:
+    """One fall of the loss, clear or drowned in the batches' scatter: a lost wgrad costs only in the first."""
     falling = [
         {"table": "steps", "from_step": step, "to_step": step, "loss": 4.0 - 0.01 * step + noise * (-1) ** step}
         for step in range(200)
     ]
-    found = recommended(tmp_path, [*drowned("layers.2.up", "weight", impact=0.01, sensitivity=3e-5), *falling])
-    assert gemms(found) == {"layers.2.up": chosen}
+    found = recommended(tmp_path, [*drowned(layer, tensor, impact=0.01, sensitivity=3e-5), *falling])
+    assert gemms(found) == {layer: chosen}
 
 
 def test_where_only_gradients_suffer_and_nothing_was_learned_both_readers_are_kept(tmp_path: Path) -> None:

@@ -2,9 +2,12 @@
 
 From one checkpoint a faulted model trains on in FP8, in BF16, with the recommended plan, and with the first and the
 last layer in BF16; then with every set of GEMMs in BF16 that is smaller than the plan, smallest first, until one
-recovers ``ENOUGH`` of the loss between FP8 and BF16. For faults where BF16 is not the answer, the recommended action is
-taken. Last, what was predicted of every single GEMM beside what it does (tests/benchmarks/trials.py says what an effect
-is, and when it is beyond chance). ``--plans`` leaves that out, and with it all sets but those that a promise is about:
+repairs ``ENOUGH``. Recovered is the share of the loss between FP8 and BF16 that is won back; repaired is the share of
+what the fault costs. FP8 without a fault (well) costs something, too: no plan for a fault wins that back, and where the
+fault costs little it counts. For faults where BF16 is not the answer, the recommended action is taken.
+
+Last, what was predicted of every single GEMM beside what it does (tests/benchmarks/trials.py says what an effect is,
+and when it is beyond chance). ``--plans`` leaves that out, and with it all sets but those that a promise is about:
 smaller than the plan by two GEMMs.
 
 Losses are means over the last half of the steps and over several orders of the data. ``--keep FILE`` goes on where an
@@ -32,7 +35,7 @@ from tests.benchmarks.predicted import Prediction, plot, predictions, print_pred
 from tests.benchmarks.trials import Gemm, Ledger, Trial
 
 ENOUGH = 0.95
-"""Share of the gap between FP8 and BF16 that a plan must win back, and of the GEMMs that matter that must be in it."""
+"""Share of what a fault costs that a plan must win back, and of the GEMMs that matter that must be in it."""
 
 LARGEST = 3
 """GEMMs in a set of the exhaustive search, at most: beyond, there are too many."""
@@ -66,10 +69,10 @@ def planned(found: Recommendation) -> frozenset[Gemm]:
 
 
 def smallest(trial: Trial, largest: int) -> int | None:
-    """GEMMs in the smallest set of at most ``largest`` that recovers ``ENOUGH``; None: none of them does."""
+    """GEMMs in the smallest set of at most ``largest`` that repairs ``ENOUGH``; None: none of them does."""
     for size in range(1, min(largest, LARGEST) + 1):
         among = trial.gemms if size == 1 else _candidates(trial)
-        if any(trial.recovered(chosen) >= ENOUGH for chosen in itertools.combinations(among, size)):
+        if any(trial.repaired(trial.loss(chosen)) >= ENOUGH for chosen in itertools.combinations(among, size)):
             return size
     return None
 
@@ -109,41 +112,44 @@ def _case(text: str) -> Case:
 
 
 def _print_plans(trials: Iterable[Trial], singles: bool) -> tuple[bool, list[Prediction]]:
-    print(f"{'planted':30}{'FP8':>8}{'BF16':>8}{'noise':>8}{'plan':>6}{'recovers':>10}{'ends':>8}{'smallest':>10}")
+    columns = ("FP8", "well", "BF16", "noise", "plan", "recovers", "repairs", "ends", "smallest")
+    print(f"{'planted':30}" + "".join(f"{name:>9}" for name in columns))
     found: list[Prediction] = []
     good = True
     for trial in trials:
         advice = recommended(trial.fault, trial.case)
         plan, ends = planned(advice), (trial.gemms[0][0], trial.gemms[-1][0])
         reach = len(plan) - (1 if singles else 2)
-        fewest = smallest(trial, reach)
-        shares = [trial.recovered(plan), trial.recovered([g for g in trial.gemms if g[0] in ends])]
-        size = str(fewest or f"> {max(reach, 0)}")
+        fewest, loss = smallest(trial, reach), trial.loss(plan)
+        at_ends = trial.loss([g for g in trial.gemms if g[0] in ends])
+        shares = (trial.recovered(loss), trial.repaired(loss), trial.repaired(at_ends))
         print(
-            f"{_name(trial)}{trial.loss():8.3f}{trial.loss(recipe=None):8.3f}{trial.gap.noise:8.4f}{len(plan):>6}"
-            f"{100 * shares[0]:>9.1f}%{100 * shares[1]:>7.1f}%{size:>10}",
+            f"{_losses(trial)}{len(plan):>9}{''.join(f'{100 * share:>8.1f}%' for share in shares)}"
+            f"{fewest or f'> {max(reach, 0)}':>9}",
             flush=True,
         )
-        good &= shares[0] >= ENOUGH and (fewest is None or len(plan) <= fewest + 1)
+        good &= trial.repaired(loss) >= ENOUGH and (fewest is None or len(plan) <= fewest + 1)
         found += predictions(trial, advice, plan) if singles else []
     return good, found
 
 
-def _name(trial: Trial) -> str:
-    return f"{f'{trial.fault.name} {trial.case.size} {trial.case.seed}':30}"
+def _losses(trial: Trial) -> str:
+    losses = (trial.loss(), trial.well.loss(), trial.loss(recipe=None))
+    name = f"{trial.fault.name} {trial.case.size} {trial.case.seed}"
+    return f"{name:30}" + "".join(f"{loss:9.4f}" for loss in losses) + f"{trial.gap.noise:9.4f}"
 
 
 def _print_others(trials: Iterable[Trial]) -> bool:
-    """What the recommended action wins back, where FP8 costs more than chance; whether that is enough."""
+    """What the recommended action recovers, where FP8 costs more than chance; whether that is enough."""
     good = True
     for trial in trials:
         advice = recommended(trial.fault, trial.case)
         action = advice.instead[0] if advice.instead else None
         said = "nothing" if action is None else action.kind + (f" ({action.recipe})" if action.recipe else "")
-        share = trial.recovered_by(_taken(trial, action)) if action and trial.gap.matters else None
+        share = trial.recovered(_taken(trial, action).loss()) if action and trial.gap.matters else None
         print(
-            f"{_name(trial)}{trial.loss():8.3f}{trial.loss(recipe=None):8.3f}{trial.gap.noise:8.4f}  {said}: "
-            f"{'within chance' if share is None else f'recovers {100 * share:.1f} %'}; plan: {len(planned(advice))}",
+            f"{_losses(trial)}  {said}: {'within chance' if share is None else f'recovers {100 * share:.1f} %'}"
+            f"; GEMMs in BF16: {len(planned(advice))}",
             flush=True,
         )
         good &= not advice.plan and action is not None and (share is None or share >= ENOUGH)
@@ -152,11 +158,7 @@ def _print_others(trials: Iterable[Trial]) -> bool:
 
 def _taken(trial: Trial, action: Action) -> Trial:
     """The trial with the action: under the recipe that it names, else with the state repaired, so without the fault."""
-    if action.recipe:
-        fault = replace(trial.fault, recipe=action.recipe)
-    else:
-        fault = replace(trial.fault, name="nothing", plant=lambda scene, case: None)
-    return trial.with_fault(fault)
+    return trial.with_fault(replace(trial.fault, recipe=action.recipe)) if action.recipe else trial.well
 
 
 if __name__ == "__main__":

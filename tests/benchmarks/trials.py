@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean, median, stdev
@@ -134,17 +134,22 @@ class Trial:
         """What FP8 costs."""
         return self._effects({"gap": _less(self.losses(), self.losses(recipe=None))})["gap"]
 
-    def recovered(self, in_bf16: Collection[Gemm]) -> float:
-        """Share of the gap that these GEMMs in BF16 win back."""
-        return (self.loss() - self.loss(in_bf16)) / self.gap.mean
-
-    def recovered_by(self, other: Trial) -> float:
-        """Share of the gap that another trial is without."""
-        return (self.loss() - other.loss()) / self.gap.mean
+    @cached_property
+    def well(self) -> Trial:
+        """The same without a fault: what is left of the gap then is what FP8 costs anyway."""
+        return self.with_fault(replace(self.fault, name="nothing", plant=lambda scene, case: None))
 
     def with_fault(self, fault: Fault) -> Trial:
         """The same model with another fault, or the same one under another recipe."""
         return Trial(fault, self.case, self._ledger, len(self._orders))
+
+    def recovered(self, loss: float) -> float:
+        """Share of the gap that is won back at a loss."""
+        return (self.loss() - loss) / self.gap.mean
+
+    def repaired(self, loss: float) -> float:
+        """Share of what the fault costs that is won back: of the gap, less what FP8 costs anyway."""
+        return (self.loss() - loss) / (self.loss() - self.well.loss())
 
     @cached_property
     def alone(self) -> dict[Gemm, Effect]:
