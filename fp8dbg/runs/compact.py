@@ -1,10 +1,13 @@
 """Compacting a run folder: many small parts become few sorted ones; at no moment is a row missing or there twice.
 
-The parts of one table, rank and session are merged, as many as fit into memory at once. The merged part is written
+The parts of one table and rank are merged, as many as fit into memory at once. The merged part is written
 under a temporary name, read back and compared with its sources (rows, and a sum of hashes over every value), synced,
 and renamed; its stamp names the parts it replaces, which readers ignore from that moment on; then these are removed.
-Killed anywhere in between, the next call removes what is left of them. Sessions stay apart: which rows of a resumed run
-count is decided by their session.
+Killed anywhere in between, the next call removes what is left of them.
+
+Which rows of a resumed run count is decided by their session: a later one that began at an earlier step takes the place
+of what the others recorded from there on. A session that none has gone back behind is merged with the next one, and the
+stamp keeps the steps of each, so that one still to come supersedes of them what it would have superseded.
 """
 
 from __future__ import annotations
@@ -24,8 +27,9 @@ from fp8dbg.runs.journal import Stamp
 from fp8dbg.runs.lock import RankLock
 from fp8dbg.runs.parts import conform, read_part_facts, sorted_rows, write_groups
 from fp8dbg.runs.queries import contents_sum
-from fp8dbg.runs.reader import Piece, read_folder
+from fp8dbg.runs.reader import Contents, Piece, read_folder
 from fp8dbg.runs.schema import TABLES, arrow_schema
+from fp8dbg.runs.sources import steps_of_sessions, superseded
 from fp8dbg.runs.store import TableStore
 from fp8dbg.runs.writer import PART_BYTES
 
@@ -106,35 +110,54 @@ def _refused(folder: Path, error: Exception) -> RunFolderError:
 
 
 def _count(folder: Path, rank: int, done: Compacted, group_bytes: int) -> None:
-    parts = _parts(folder, rank)
+    contents = read_folder(folder)
+    parts = _parts(contents, rank)
     done.parts_before += len(parts)
     done.bytes_before += sum(p.path.stat().st_size for p in parts)
-    for group in _groups(parts, group_bytes):
+    for group in _groups(parts, group_bytes, _lasting(contents, rank)):
         done.rows += _merge(folder, group)
-    parts = _parts(folder, rank)
+    parts = _parts(read_folder(folder), rank)
     done.parts_after += len(parts)
     done.bytes_after += sum(p.path.stat().st_size for p in parts)
 
 
-def _parts(folder: Path, rank: int) -> list[Piece]:
+def _parts(contents: Contents, rank: int) -> list[Piece]:
     """The readable parts of a rank by table, session and number."""
-    found = [p for p in read_folder(folder).pieces if p.rows is None and p.stamp.rank == rank]
+    found = [p for p in contents.pieces if p.rows is None and p.stamp.rank == rank]
     return sorted(found, key=lambda p: (p.stamp.table, p.age))
 
 
-def _groups(parts: Iterable[Piece], most: int) -> Iterator[list[Piece]]:
-    """Neighbours of one table and session that fit together; a part that fits with no neighbour is left out."""
-    for _, session in groupby(parts, key=lambda p: (p.stamp.table, p.stamp.session)):
+def _lasting(contents: Contents, rank: int) -> dict[int, int]:
+    """The last step of each session of a rank that no later one went back behind."""
+    gone = superseded(contents)
+    return {s: last for (r, s), (_, last) in steps_of_sessions(contents).items() if r == rank and (r, s) not in gone}
+
+
+def _groups(parts: Iterable[Piece], most: int, lasting: dict[int, int]) -> Iterator[list[Piece]]:
+    """Neighbours of one table that belong and fit together; a part that fits with no neighbour is left out."""
+    for _, of_table in groupby(parts, key=lambda p: p.stamp.table):
         group: list[Piece] = []
         held = 0
-        for piece in (p for p in session if not _is_wider(p)):
+        for piece in (p for p in of_table if not _is_wider(p)):
             size = _encoded_bytes(piece.path)
-            if group and held + size > most:
+            if group and (held + size > most or not _belong_together(group[-1], piece, lasting)):
                 yield from [group] * (len(group) > 1)
                 group, held = [], 0
             group.append(piece)
             held += size
         yield from [group] * (len(group) > 1)
+
+
+def _belong_together(earlier: Piece, later: Piece, lasting: dict[int, int]) -> bool:
+    """Whether every session still to come supersedes rows of both alike, or none of the earlier one's.
+
+    So it is where they are of one session, or where no row of the earlier one is past its session's last step, which
+    lies before all later ones' steps. Only events can be past it.
+    """
+    if earlier.stamp.session == later.stamp.session:
+        return True
+    known = earlier.sessions.items()
+    return all(steps is not None and steps[1] <= lasting.get(session, -1) for session, steps in known)
 
 
 def _is_wider(piece: Piece) -> bool:
@@ -153,7 +176,7 @@ def _merge(folder: Path, group: list[Piece]) -> int:
     place = folder / last.table / rank_folder(last.rank)
     replaces = sorted({n for p in group for n in (p.stamp.part, *p.stamp.replaces)})
     number = max(TableStore(folder, last.table, last.rank, PART_BYTES).next_number(), replaces[-1] + 1)
-    stamp = Stamp(last.table, last.rank, number, last.session, replaces=tuple(replaces))
+    stamp = Stamp(last.table, last.rank, number, last.session, replaces=tuple(replaces), spans=_spans(group))
     expected = contents_sum(last.table, [(str(p.path.absolute()), p.columns) for p in group])
     rows = sorted_rows(_rows(group), last.table)
 
@@ -165,6 +188,16 @@ def _merge(folder: Path, group: list[Piece]) -> int:
     write_whole(place / part_name(number), write)
     _remove_replaced(folder, last.table, last.rank)
     return int(rows.num_rows)
+
+
+def _spans(group: list[Piece]) -> tuple[tuple[int, int, int], ...]:
+    """Session, first and last step of each session in a group; none where it is but one."""
+    steps: dict[int, list[int]] = {}
+    for piece in group:
+        for session, known in piece.sessions.items():
+            steps.setdefault(session, []).extend(known or ())
+    spans = ((session, min(known), max(known)) for session, known in steps.items() if known)
+    return tuple(spans) if len(steps) > 1 else ()
 
 
 def _rows(group: list[Piece]) -> pa.Table:

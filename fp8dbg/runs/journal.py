@@ -32,6 +32,8 @@ class Stamp:
         session: how many times this rank had been attached to this folder before, counting from 1.
         schema_version: version of the schema it follows.
         replaces: smaller part numbers whose rows are all in this part: those files are old copies, to be ignored.
+        spans: session, first and last step of each session whose rows are in this part, where they are several;
+            ``session`` is the last one.
     """
 
     table: str
@@ -40,10 +42,12 @@ class Stamp:
     session: int = 1
     schema_version: int = SCHEMA_VERSION
     replaces: tuple[int, ...] = ()
+    spans: tuple[tuple[int, int, int], ...] = ()
 
     def metadata(self) -> dict[bytes, bytes]:
         """As Arrow schema metadata."""
-        fields = {name: getattr(self, name) for name in self.__slots__ if name != "replaces" or self.replaces}
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        fields = {name: value for name, value in fields.items() if value or name not in ("replaces", "spans")}
         return {_KEY: json.dumps(fields).encode()}
 
     @classmethod
@@ -53,7 +57,8 @@ class Stamp:
             fields: dict[str, Any] = json.loads((metadata or {})[_KEY])
             numbers = {name: int(fields[name]) for name in ("rank", "part", "session", "schema_version")}
             replaces = tuple(number for n in fields.get("replaces", ()) if (number := int(n)) < numbers["part"])
-            return cls(table=str(fields["table"]), **numbers, replaces=replaces)
+            spans = tuple((int(a), int(b), int(c)) for a, b, c in fields.get("spans", ()))
+            return cls(table=str(fields["table"]), **numbers, replaces=replaces, spans=spans)
         except (KeyError, ValueError, TypeError, RecursionError):
             return None
 

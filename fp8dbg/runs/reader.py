@@ -43,8 +43,15 @@ class Piece:
 
     @property
     def age(self) -> tuple[int, int]:
-        """Orders the pieces of a rank: later is newer."""
-        return self.stamp.session, self.stamp.part
+        """Orders the pieces of a rank: later is newer. A compacted part has the place of the first one it replaces."""
+        return min(self.sessions), min((self.stamp.part, *self.stamp.replaces))
+
+    @property
+    def sessions(self) -> dict[int, tuple[int, int] | None]:
+        """The sessions that its rows are of: the smallest and largest step of each; None if unknown."""
+        if self.stamp.spans:
+            return {session: (first, last) for session, first, last in self.stamp.spans}
+        return {self.stamp.session: self.steps}
 
 
 @dataclass(slots=True)
@@ -222,7 +229,7 @@ def _own(stamp: Stamp, table: str, rank: int, number: int | None = None) -> Stam
     part = stamp.part if number is None else number
     at_home = (stamp.table, stamp.rank, stamp.part) == (table, rank, part)
     replaces = stamp.replaces if at_home else ()  # a part copied from elsewhere must not hide this rank's
-    return Stamp(table, rank, part, stamp.session, stamp.schema_version, replaces)
+    return Stamp(table, rank, part, stamp.session, stamp.schema_version, replaces, stamp.spans)
 
 
 def _columns(table: str, schema: pa.Schema) -> tuple[str, ...]:

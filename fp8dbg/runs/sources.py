@@ -20,8 +20,9 @@ def sources_of(contents: Sequence[Contents]) -> list[Source]:
     gathered: dict[tuple[Any, ...], list[Piece]] = {}
     for index, folder in enumerate(contents):
         cutoffs = superseded(folder)
-        for piece in sorted(folder.pieces, key=lambda p: (p.stamp.session, p.stamp.part)):
-            before = cutoffs.get((piece.stamp.rank, piece.stamp.session))
+        for piece in sorted(folder.pieces, key=lambda p: p.age):
+            found = (cutoffs.get((piece.stamp.rank, session)) for session in piece.sessions)
+            before = min((step for step in found if step is not None), default=None)
             key = (index, piece.stamp.session, piece.stamp.table, piece.columns, before, piece.rows is None)
             gathered.setdefault(key, []).append(piece)
     return [_source(order, pieces, key[4]) for order, (key, pieces) in enumerate(gathered.items())]
@@ -41,18 +42,25 @@ def superseded(folder: Contents) -> dict[Session, int]:
     """Sessions that a later one went back behind, as a run resumed from a checkpoint does.
 
     Returns:
-        for each such session the step from which the later one counts. Events have no say: their step may be unknown.
+        for each such session the step from which the later one counts.
     """
-    steps: dict[Session, list[int]] = {}
-    for piece in folder.pieces:
-        if piece.steps is not None and piece.stamp.table != "events":
-            steps.setdefault((piece.stamp.rank, piece.stamp.session), []).extend(piece.steps)
+    steps = steps_of_sessions(folder)
     cutoffs = {}
-    for (rank, session), mine in steps.items():
-        later = [min(theirs) for (r, s), theirs in steps.items() if r == rank and s > session]
-        if later and min(later) <= max(mine):
+    for (rank, session), (_, last) in steps.items():
+        later = [first for (r, s), (first, _) in steps.items() if r == rank and s > session]
+        if later and min(later) <= last:
             cutoffs[rank, session] = min(later)
     return cutoffs
+
+
+def steps_of_sessions(folder: Contents) -> dict[Session, tuple[int, int]]:
+    """The smallest and largest step of each session. Events have no say: their step may be unknown."""
+    steps: dict[Session, list[int]] = {}
+    for piece in folder.pieces:
+        for session, known in piece.sessions.items():
+            if known is not None and piece.stamp.table != "events":
+                steps.setdefault((piece.stamp.rank, session), []).extend(known)
+    return {session: (min(known), max(known)) for session, known in steps.items()}
 
 
 def resumed(folder: Contents) -> list[str]:
