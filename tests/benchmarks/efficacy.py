@@ -7,8 +7,8 @@ what the fault costs. FP8 without a fault (well) costs something, too: no plan f
 fault costs little it counts. For faults where BF16 is not the answer, the recommended action is taken.
 
 Last, what was predicted of every single GEMM beside what it does (tests/benchmarks/trials.py says what an effect is,
-and when it is beyond chance). ``--plans`` leaves that out, and with it all sets but those that a promise is about:
-smaller than the plan by two GEMMs.
+and when it is beyond chance). ``--plans`` leaves that out, and with it all sets but those that a promise is about,
+smaller than the plan by two GEMMs, of GEMMs that read a faulty tensor.
 
 Losses are means over the last half of the steps and over several orders of the data. ``--keep FILE`` goes on where an
 earlier call ended, ``--plot FILE`` draws predicted against measured: an HTML page, or a picture by its suffix.
@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,10 +68,13 @@ def planned(found: Recommendation) -> frozenset[Gemm]:
     return frozenset((entry.layer, gemm) for entry in found.plan.entries for gemm in entry.gemms)
 
 
-def smallest(trial: Trial, largest: int) -> int | None:
-    """GEMMs in the smallest set of at most ``largest`` that repairs ``ENOUGH``; None: none of them does."""
+def smallest(trial: Trial, largest: int, readers: Sequence[Gemm] = ()) -> int | None:
+    """GEMMs in the smallest set of at most ``largest`` that repairs ``ENOUGH``; None: none of them does.
+
+    Of all GEMMs, or of ``readers`` alone if any are given.
+    """
     for size in range(1, min(largest, LARGEST) + 1):
-        among = trial.gemms if size == 1 else _candidates(trial)
+        among = readers or (trial.gemms if size == 1 else _candidates(trial))
         if any(trial.repaired(trial.loss(chosen)) >= ENOUGH for chosen in itertools.combinations(among, size)):
             return size
     return None
@@ -120,7 +123,8 @@ def _print_plans(trials: Iterable[Trial], singles: bool) -> tuple[bool, list[Pre
         advice = recommended(trial.fault, trial.case)
         plan, ends = planned(advice), (trial.gemms[0][0], trial.gemms[-1][0])
         reach = len(plan) - (1 if singles else 2)
-        fewest, loss = smallest(trial, reach), trial.loss(plan)
+        fewest = smallest(trial, reach, () if singles else [(p.layer, p.gemm) for p in advice.curve])
+        loss = trial.loss(plan)
         at_ends = trial.loss([g for g in trial.gemms if g[0] in ends])
         shares = (trial.recovered(loss), trial.repaired(loss), trial.repaired(at_ends))
         print(
