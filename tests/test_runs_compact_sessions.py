@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from fp8dbg.runs.compact import compact
@@ -82,13 +83,14 @@ def test_a_later_session_goes_back_into_merged_ones(tmp_path: Path) -> None:
 
 def test_what_is_left_apart_keeps_its_place(tmp_path: Path) -> None:
     """A part that fits with no neighbour stays newer than the merged ones before it: what was logged late wins."""
-    session(tmp_path, range(9), 0)
+    session(tmp_path, range(6), 0)
     before = answers(tmp_path)
-    sizes = [p.stat().st_size for p in (tmp_path / "steps").rglob("*.parquet")]
-    assert len(sizes) == 4
-    for most in range(200, 4000, 400):
-        compact(tmp_path, group_bytes=most)
-        assert answers(tmp_path) == before, most
+    first, second, late = sorted((tmp_path / "steps").rglob("*.parquet"))
+    assert pq.read_table(late, columns=["step"], partitioning=None)["step"].to_pylist() == [5]
+    both = sum(pq.read_metadata(path).row_group(0).total_byte_size for path in (first, second))
+    compact(tmp_path, group_bytes=both)
+    assert parts(tmp_path, "steps") == 2
+    assert answers(tmp_path) == before
 
 
 @pytest.mark.parametrize("seed", [1, 2, 5, 10])
