@@ -86,6 +86,10 @@ POISON: dict[str, tuple[list[dict[str, Any]], str]] = {
         [{"layer": "layers.1.up", "tensor": "weight", "from_step": 50, "rel_l2": None}],
         "every operand has its figures",
     ),
+    "a lost loss scale": (
+        [{"layer": "*", "tensor": "grad_output", "from_step": 63, "amax_times": 1e-5}],
+        "gradients keep their scale",
+    ),
     "a loss that is lost again": (
         [{"table": "steps", "from_step": 90, "loss_times": 3.0}],
         "the loss ends near its best",

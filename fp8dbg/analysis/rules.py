@@ -45,6 +45,7 @@ FINITE_RULE = "no NaN or Inf"
 LOSS_RULE = "every loss is finite"
 LOSS_END_RULE = "the loss ends near its best"
 SPIKE_RULE = "no loss spike"
+LEAP_RULE = "gradients keep their scale"
 FINDING_RULE = "no finding"
 UNDERFLOW_RULE = "underflow of operands within their format's reach"
 SATURATED_RULE = "saturation of operands below harm"
@@ -62,6 +63,7 @@ DEFAULTS = (
     LOSS_RULE,
     LOSS_END_RULE,
     SPIKE_RULE,
+    LEAP_RULE,
     FINDING_RULE,
     UNDERFLOW_RULE,
     SATURATED_RULE,
