@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -17,11 +18,11 @@ from fp8dbg.analysis.check import Checked, check
 from fp8dbg.analysis.gate import Gate
 from fp8dbg.analysis.run import open_run
 from fp8dbg.render import gates
+from tests.command_line import environment, in_a_process
 from tests.pages import HOSTILE, empty
 from tests.synthetic import outlier, write_run
 
 ROOT = Path(__file__).resolve().parent.parent
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +33,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_run(place / "bad", blocks=2, steps=60, plant=outlier("layers.1.up", step=30))
     empty(place / "empty")
     return place
-
-
-def fp8dbg(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fp8dbg", *arguments]
-    return subprocess.run(command, cwd=place, env=ENVIRONMENT, capture_output=True, text=True, check=False)
 
 
 def hostile_gates() -> Checked:
@@ -77,14 +73,14 @@ def test_annotations_are_one_line_each_whatever_names_hold() -> None:
 @pytest.mark.parametrize(("run", "code"), [("good", 0), ("bad", 1), ("none", 2), ("empty", 3)])
 def test_exit_codes(root: Path, run: str, code: int) -> None:
     """0 passed, 1 a gate failed, 2 unreadable, 3 nothing recorded."""
-    done = fp8dbg(root, "check", run)
-    assert done.returncode == code, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
+    done = in_a_process("check", run, place=root)
+    assert done.code == code, done.out + done.err
+    assert "Traceback" not in done.err
 
 
 def test_json_has_every_gate_with_its_distance(root: Path) -> None:
     """The stable form."""
-    told = json.loads(fp8dbg(root, "check", "bad", "--json").stdout)
+    told = json.loads(in_a_process("check", "bad", "--json", place=root).out)
     assert told["passed"] is False
     failing = [gate for gate in told["gates"] if not gate["passed"]]
     assert failing[0]["layer"] == "layers.1.up"
@@ -93,12 +89,12 @@ def test_json_has_every_gate_with_its_distance(root: Path) -> None:
 
 def test_update_baseline_then_hold_against_it(root: Path) -> None:
     """The file is written, a good run passes against it, a bad one does not; a run folder is not overwritten."""
-    made = fp8dbg(root, "check", "good", "--update-baseline", "--baseline", "base.json")
-    assert made.returncode == 0
-    assert fp8dbg(root, "check", "good", "--baseline", "base.json").returncode == 0
-    assert fp8dbg(root, "check", "bad", "--baseline", "base.json").returncode == 1
-    assert fp8dbg(root, "check", "bad", "--baseline", "good").returncode == 1
-    assert fp8dbg(root, "check", "good", "--update-baseline", "--baseline", "bad").returncode == 2
+    made = in_a_process("check", "good", "--update-baseline", "--baseline", "base.json", place=root)
+    assert made.code == 0
+    assert in_a_process("check", "good", "--baseline", "base.json", place=root).code == 0
+    assert in_a_process("check", "bad", "--baseline", "base.json", place=root).code == 1
+    assert in_a_process("check", "bad", "--baseline", "good", place=root).code == 1
+    assert in_a_process("check", "good", "--update-baseline", "--baseline", "bad", place=root).code == 2
 
 
 def substituted(text: str, inputs: dict[str, str]) -> str:
@@ -132,7 +128,7 @@ def test_the_action_runs(root: Path, run: str, code: int, passed: str, tmp_path:
     path = {"PATH": f"{bin_}:{os.environ['PATH']}"}
     done = subprocess.run(
         ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script],
-        cwd=root, env=ENVIRONMENT | path | files | variables, capture_output=True, text=True, check=False,
+        cwd=root, env=environment() | path | files | variables, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == code, done.stderr
     assert (tmp_path / "output").read_text() == f"passed={passed}\n"
@@ -165,5 +161,45 @@ def test_the_pre_commit_hook_runs(root: Path) -> None:
     program, *words = hook["entry"].split()
     assert program == "fp8dbg"
     assert hook["pass_filenames"] is False
-    assert fp8dbg(root, *words, "good", "--baseline", "good").returncode == 0
-    assert fp8dbg(root, *words, "bad", "--baseline", "good").returncode == 1
+    assert in_a_process(*words, "good", "--baseline", "good", place=root).code == 0
+    assert in_a_process(*words, "bad", "--baseline", "good", place=root).code == 1
+
+
+def git(place: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A git command in a folder, by an author of its own."""
+    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    known = environment(**variables)
+    return subprocess.run(["git", *who, *words], cwd=place, env=known, capture_output=True, text=True, check=False)
+
+
+def test_pre_commit_refuses_a_push_whose_run_fails(root: Path, tmp_path: Path) -> None:
+    """pre-commit itself, installed by the example's configuration: a good run is pushed, a bad one is not."""
+    pre_commit = shutil.which("pre-commit")
+    if pre_commit is None:
+        pytest.skip("pre-commit is not installed (pip install pre-commit)")
+    offered, program = tmp_path / "offered", tmp_path / "bin" / "fp8dbg"
+    for place in (offered, program.parent):
+        place.mkdir()
+    shutil.copy(ROOT / ".pre-commit-hooks.yaml", offered)
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m fp8dbg "$@"\n')
+    program.chmod(0o755)
+    git(offered, "init", "-q")
+    git(offered, "add", "-A")
+    git(offered, "commit", "-qm", "hooks")
+    rev = git(offered, "rev-parse", "HEAD").stdout.strip()
+    example = (ROOT / "examples" / "ci" / "pre-commit-config.yaml").read_text(encoding="utf-8")
+    example = example.replace("https://github.com/OWNER/fp8dbg", str(offered)).replace("v0.1.0", rev)
+    variables = {"PATH": f"{program.parent}:{os.environ['PATH']}", "PRE_COMMIT_HOME": str(tmp_path / "cache")}
+    git(tmp_path, "init", "-q", "--bare", "remote")
+    for run, pushed in (("good", True), ("bad", False)):
+        work = tmp_path / run
+        work.mkdir()
+        git(work, "init", "-q")
+        arguments = example.replace("smoke_run, --baseline, fp8dbg-baseline.json", str(root / run))
+        (work / ".pre-commit-config.yaml").write_text(arguments, encoding="utf-8")
+        subprocess.run([pre_commit, "install"], cwd=work, env=environment(**variables), capture_output=True, check=True)
+        git(work, "add", "-A", **variables)
+        git(work, "commit", "-qm", "work", **variables)
+        done = git(work, "push", "-q", "../remote", f"HEAD:{run}", **variables)
+        assert (done.returncode == 0) is pushed, done.stderr
+        assert pushed or "gates fail" in done.stdout + done.stderr

@@ -21,7 +21,10 @@ def report(checked: Checked, console: Console) -> None:
     for gate in sorted(checked.gates, key=lambda g: (g.passed, -(g.used or 0.0))):
         mark, style = ("pass", "green") if gate.passed else ("FAIL", "bold red")
         rule = f"{gate.rule} (line {gate.line})" if gate.line else gate.rule
-        console.print(Text.assemble((f"{mark} ", style), visible(rule), (f"  {gate.distance}", "dim")), soft_wrap=True)
+        console.print(
+            Text.assemble((f"{mark} ", style), visible(rule), (gate.distance and f"  {gate.distance}", "dim")),
+            soft_wrap=True,
+        )
         if not gate.passed or gate.used is not None:
             console.print(Text(f"     {clipped(visible(gate.told), 600)}"), soft_wrap=True)
         if not gate.passed:
