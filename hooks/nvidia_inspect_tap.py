@@ -17,6 +17,7 @@ from fp8dbg.recording.tensors import gemm_node, undisturbed
 
 if TYPE_CHECKING:
     from fp8dbg.hooks.nvidia_te_layers import TeLayer
+    from fp8dbg.numerics.recipes import Recipe
     from fp8dbg.recording.layer import Gradients
     from fp8dbg.recording.recorder import Recorder
     from fp8dbg.recording.watch import Call
@@ -159,8 +160,8 @@ class Inspection:
         if not isinstance(inverse, Tensor) or inverse.numel() != 1 or recipe is None or recipe.name == "delayed":
             return
         own = recipe.current_scale(extent_of(amax_of(tensor), tensor.dtype).seen_by(recipe), role)
-        if torch.tensor(own, dtype=torch.float32).reciprocal().item() != inverse.item():
-            shown.scales[role] = inverse.detach().float().reciprocal().reshape(())
+        if not _is_inverse(inverse, own):
+            shown.scales[role] = _scale_behind(inverse, tensor.dtype, recipe, role)
 
     def _tell(self, layer: TeLayer, shown: Shown) -> None:
         if shown.told:
@@ -169,6 +170,17 @@ class Inspection:
         exact = ", ".join(ROLES[name] for name in layer.from_debug)
         detail = f"Exact route: {exact}. Default route: the rest." if exact else "Both routes see the same tensors."
         self.recorder.event("route", layer.name, detail)
+
+
+def _is_inverse(inverse: Tensor, scale: float) -> bool:
+    return bool(torch.tensor(scale, dtype=torch.float32).reciprocal() == inverse.item())
+
+
+def _scale_behind(inverse: Tensor, dtype: torch.dtype, recipe: Recipe, role: str) -> Tensor:
+    """The scale of which only the inverse is kept; to the last bit where the amax was a value of few bits."""
+    amax = (inverse.detach().float().reshape(()) * recipe.format(role).max).to(dtype)
+    exact = recipe.current_scale(float(amax), role)
+    return torch.tensor(exact) if _is_inverse(inverse, exact) else inverse.detach().float().reciprocal().reshape(())
 
 
 class _Listening:

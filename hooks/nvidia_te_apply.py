@@ -156,6 +156,8 @@ def _theirs(label: str) -> Any:
     arguments: dict[str, Any] = {}
     if name != "nvfp4":
         arguments["fp8_format"] = recipes.Format.HYBRID if plans.is_hybrid(label) else recipes.Format.E4M3
-    if name == "current_pow2":
-        arguments["use_power_2_scales"] = True
-    return getattr(recipes, _THEIRS[name])(**arguments)
+    made = getattr(recipes, _THEIRS[name])(**arguments)
+    if name == "current_pow2":  # its arguments for this, use_power_2_scales too, change nothing
+        for cast in ("fp8_quant_fwd_inp", "fp8_quant_fwd_weight", "fp8_quant_bwd_grad"):
+            setattr(made, cast, recipes.QParams(power_2_scale=True))
+    return made

@@ -46,12 +46,24 @@ class TeLayer(Layer):
         self.remembered: dict[str, ScaleInForce] | None = None
         self.shown: Shown | None = None
         self.keeps = False
+        self.gathered: str | None = None
+        """The operand of which other ranks hold tokens too."""
         self._theirs: Any = None
         self._recipe: Recipe | None = None
         if int(getattr(module, "tp_size", 1)) > 1:  # type: ignore[arg-type, unused-ignore] # an int of theirs
-            # Reduced over ranks after the GEMM; and under sequence parallelism input and output hold other tokens.
-            self.shows_product = getattr(module, "parallel_mode", None) != "row"
-            self.gemms = () if getattr(module, "sequence_parallel", False) else self.gemms
+            mode: Any = getattr(module, "parallel_mode", None)
+            self.share(mode, bool(getattr(module, "sequence_parallel", False)))
+
+    def share(self, mode: str | None, sequence_parallel: bool) -> None:
+        """Note that the layer is one of several ranks': ``mode`` is "row" or "column".
+
+        A product of rows is reduced over ranks after the GEMM; under sequence parallelism input and output hold other
+        tokens, and what is gathered, current scaling casts with a scale for all ranks' tokens.
+        """
+        self.shows_product = mode != "row"
+        if sequence_parallel:
+            self.gemms = ()
+            self.gathered = {"column": "input", "row": "grad_output"}.get(mode or "")
 
     @property
     def recipe(self) -> Recipe | None:
@@ -103,7 +115,8 @@ class TeLayer(Layer):
         return None if copy is None else dense(copy)
 
     def _copy(self) -> Any:
-        return self.module.__dict__.get("_fp8_workspaces", {}).get(self.kept_as) if self.keeps else None
+        copy = self.module.__dict__.get("_fp8_workspaces", {}).get(self.kept_as) if self.keeps else None
+        return getattr(copy, "rowwise_gemm_tensor", copy)  # in debug mode it holds one for each direction
 
     def pick(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> tuple[Any, Any]:
         """Input and output of the GEMM."""
@@ -183,18 +196,33 @@ def dense(tensor: Any) -> Tensor:
     return values
 
 
+_ONE_SCALE = ("current", "current_pow2", "nvfp4")
+"""Recipes that take a tensor's scale from the tensor itself."""
+
+_REDUCED = (
+    "Its {} is gathered from several ranks, and cast with a scale for the largest amax among them: the scale and the "
+    "figures here are for this rank's own. The ranks' rows together hold that amax."
+)
+
+
 class Told:
     """What has been said of the run's recipes: each thing once a session, whatever the number of layers."""
 
     def __init__(self, recorder: Recorder) -> None:
-        self.recorder, self._said = recorder, set[str]()
+        self.recorder, self._said = recorder, set[tuple[str | None, str]]()
 
     def of(self, layer: TeLayer) -> None:
         """Say what the recipe in force does that is not measured."""
-        sentence = layer.left_out()
-        if sentence is not None and sentence not in self._said:
-            self._said.add(sentence)
-            self.recorder.event("gap", None, sentence)
+        self._say(None, layer.left_out())
+        recipe = layer.recipe
+        unseen = layer.gathered is not None and (layer.shown is None or layer.gathered == "grad_output")
+        if unseen and recipe is not None and recipe.name in _ONE_SCALE:
+            self._say(layer.name, _REDUCED.format(layer.gathered))
+
+    def _say(self, layer: str | None, sentence: str | None) -> None:
+        if sentence is not None and (layer, sentence) not in self._said:
+            self._said.add((layer, sentence))
+            self.recorder.event("gap", layer, sentence)
 
 
 class NormedLinear(TeLayer):

@@ -48,9 +48,9 @@ class OperationLayer(TeLayer):
         self.called = self.hands_on = False
         self._bias: Tensor | None = None
         own: Any = operation
-        self._reduced = own.tensor_parallel_size > 1 and own.tensor_parallel_mode == "row"
-        if own.tensor_parallel_size > 1 and own.sequence_parallel:
-            self.gemms = ()
+        if own.tensor_parallel_size > 1:
+            self.share(own.tensor_parallel_mode, own.sequence_parallel)
+        self._reduced = not self.shows_product
 
     def facts(self) -> dict[str, Any]:
         """Before its first forward nobody knows which GEMMs will run in BF16."""

@@ -33,8 +33,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--every", type=int, default=1)
     parser.add_argument("--bare", action="store_true", help="without fp8dbg")
     parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--microbatches", type=int, default=2)
     parser.add_argument("--recompute", action="store_true")
+    parser.add_argument("--exact", action="store_true", help="in Transformer Engine's debug mode")
+    parser.add_argument("--lone-layer", help="layer whose amaxes are not reduced over the ranks")
     parser.add_argument("--bf16-layer", action="append", default=[], help="layer that a plan keeps in BF16")
     return parser.parse_args()
 
@@ -97,7 +100,7 @@ def model_of(args: argparse.Namespace) -> torch.nn.Module:
 
 def train(model: torch.nn.Module, args: argparse.Namespace) -> list[float]:
     """Losses of every microbatch; the model learns one batch by heart."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     positions = torch.arange(SEQUENCE).expand(BATCH, -1)
     losses = []
     for _ in range(args.steps):
@@ -112,6 +115,22 @@ def train(model: torch.nn.Module, args: argparse.Namespace) -> list[float]:
         optimizer.step()
         optimizer.zero_grad()
     return losses
+
+
+def leave_alone(layer: torch.nn.Module) -> None:
+    """Run a layer in an autocast whose reduction group is this rank: its amaxes stay its own."""
+    import transformer_engine.pytorch as te
+    from transformer_engine.pytorch.quantization import FP8GlobalStateManager
+
+    rank, forward = torch.distributed.get_rank(), layer.forward
+    groups = [torch.distributed.new_group([other]) for other in range(torch.distributed.get_world_size())]
+
+    def alone(*inputs: Any, **kwargs: Any) -> Any:
+        recipe = FP8GlobalStateManager.get_fp8_recipe()
+        with te.fp8_autocast(enabled=True, fp8_recipe=recipe, fp8_group=groups[rank]):
+            return forward(*inputs, **kwargs)
+
+    layer.forward = alone
 
 
 class Spy:
@@ -135,11 +154,17 @@ def main() -> None:
 
     args = arguments()
     start()
+    if args.exact:
+        from fp8dbg.hooks import nvidia_inspect
+
+        nvidia_inspect.start(log_dir=args.out / "logs")
     model = model_of(args)
     if args.bf16_layer:
         from tests.hosts.test_fallback_text import Entry, Plan
 
         fp8dbg.apply_fallback(model, Plan(tuple(Entry(layer) for layer in args.bf16_layer)))
+    if args.lone_layer:
+        leave_alone(model.get_submodule(args.lone_layer))
     spy = Spy(model)
     te_cpu.OBSERVERS.append(spy)
     if args.bare:

@@ -20,6 +20,7 @@ def recipe(name: str, **arguments: Any) -> Any:
     made = {
         "delayed": recipes.DelayedScaling,
         "current": recipes.Float8CurrentScaling,
+        "current_pow2": recipes.Float8CurrentScaling,
         "block": recipes.Float8BlockScaling,
         "mxfp8": recipes.MXFP8BlockScaling,
         "nvfp4": recipes.NVFP4BlockScaling,
@@ -28,7 +29,11 @@ def recipe(name: str, **arguments: Any) -> Any:
         arguments = {**PLAIN_NVFP4, **arguments}
     if name == "delayed":
         arguments.setdefault("amax_history_len", 4)
-    return made(**arguments)
+    found = made(**arguments)
+    if name == "current_pow2":
+        for cast in ("fp8_quant_fwd_inp", "fp8_quant_fwd_weight", "fp8_quant_bwd_grad"):
+            setattr(found, cast, recipes.QParams(power_2_scale=True))
+    return found
 
 
 def autocast(te: Any, fp8_recipe: Any, enabled: bool = True) -> AbstractContextManager[Any]:

@@ -10,9 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from torch import nn
 
+import fp8dbg
+from fp8dbg.analysis.finding import Finding
 from fp8dbg.hooks.megatron_names import global_names
 from tests.hosts.conftest import need
 from tests.hosts.runs import rows
@@ -55,6 +58,12 @@ def recorded(out: Path, rank: int = 0) -> dict[str, list[list[Any]]]:
     return found
 
 
+def findings(folder: Path) -> list[Finding]:
+    """Worst first."""
+    with fp8dbg.open_run(folder) as opened:
+        return opened.findings()
+
+
 @pytest.mark.parametrize("recipe", ["delayed", "current"])
 def test_transformer_engine_layers_inside_megatron(tmp_path: Path, recipe: str) -> None:
     """Figures are those of the bytes, training is bit-identical, every layer has its name, nothing is missing."""
@@ -90,6 +99,57 @@ def test_two_ranks_write_their_own_rows(tmp_path: Path, options: tuple[str, ...]
         for key, casts in result["casts"].items():
             assert found[key] == casts, (rank, key)
     assert rows(tmp_path, "select * from events where kind = 'error'") == []
+    assert findings(tmp_path) == []
+
+
+def test_a_layer_whose_amaxes_are_not_reduced_is_named(tmp_path: Path) -> None:
+    """One row-parallel layer in an autocast with a group of its own rank: the ranks' scales of it part, no others'."""
+    lone = "decoder.layers.1.mlp.linear_fc2"
+    options = ("--recipe", "delayed", "--steps", "6", "--sequence-parallel")
+    results = run(tmp_path, *options, "--lone-layer", lone, ranks=2)
+    for rank, result in enumerate(results):
+        found = recorded(tmp_path, rank)
+        assert all(found[key] == casts for key, casts in result["casts"].items())
+    judged = [(f.code, f.severity, f.layer, f.first_step) for f in findings(tmp_path)]
+    assert judged == [("rank_disagreement", "act", lone, 1)]
+    query = "select layer, tensor from amax group by step, microbatch, layer, tensor having min(scale) < max(scale)"
+    apart = {(row["layer"], row["tensor"]) for row in rows(tmp_path, query)}
+    assert {key for key in apart if key[0] in LAYERS} == {(lone, role) for role in ("input", "weight", "grad_output")}
+
+
+def test_current_scales_reduced_over_ranks_are_said_to_be_unseen(tmp_path: Path) -> None:
+    """Sequence parallelism: a gathered tensor's scale is that of the ranks' largest amax; the rows together give it."""
+    results = run(tmp_path, "--recipe", "current", "--sequence-parallel", ranks=2)
+    found = [recorded(tmp_path, rank) for rank in (0, 1)]
+    gathered = {f"{layer}:input" for layer in LAYERS if layer.endswith(("qkv", "fc1"))}
+    gathered |= {f"{layer}:grad_output" for layer in LAYERS if layer.endswith(("proj", "fc2"))}
+    for rank, result in enumerate(results):
+        for key in set(found[rank]) - gathered:
+            assert found[rank][key] == result["casts"][key], (rank, key)
+    for key in gathered:
+        largest = [max(a[0], b[0]) for a, b in zip(found[0][key], found[1][key], strict=True)]
+        limit = 448.0 if key.endswith("input") else 57344.0
+        assert [cast[1] for cast in results[0]["casts"][key]] == [
+            float(np.float32(limit) / np.float32(a)) for a in largest
+        ]
+    told = rows(tmp_path, "select rank, layer, detail from events where kind = 'gap'")
+    assert {(row["rank"], f"{row['layer']}:{row['detail'].split()[1]}") for row in told} == {
+        (rank, key) for rank in (0, 1) for key in gathered
+    }
+
+
+def test_debug_mode_shows_the_scale_of_a_gathered_input(tmp_path: Path) -> None:
+    """The exact route under sequence parallelism: inputs have the scale reduced over ranks, to the last bit."""
+    need("nvdlfw_inspect")
+    results = run(tmp_path, "--recipe", "current", "--sequence-parallel", "--exact", ranks=2)
+    for rank, result in enumerate(results):
+        found = recorded(tmp_path, rank)
+        gathered = {key for key in result["casts"] if key.endswith(("proj:grad_output", "fc2:grad_output"))}
+        assert len(gathered) == 4
+        for key in set(result["casts"]) - gathered:
+            assert found[key] == result["casts"][key], (rank, key)
+    told = rows(tmp_path, "select distinct layer, kind from events where kind in ('gap', 'error')")
+    assert {(row["layer"], row["kind"]) for row in told} == {(key.split(":")[0], "gap") for key in gathered}
 
 
 def test_the_local_spec_is_recorded_too(tmp_path: Path) -> None:

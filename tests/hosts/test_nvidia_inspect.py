@@ -52,6 +52,31 @@ def test_what_fusion_hides_is_recorded_as_the_bytes_say(te: Any, debug_mode: Pat
     assert rows(debug_mode / "run", "select * from events where kind in ('error', 'gap')") == []
 
 
+@pytest.mark.parametrize("power_of_2", [False, True])
+def test_gradient_scales_are_those_of_the_bytes(te: Any, debug_mode: Path, power_of_2: bool) -> None:
+    """Current scaling keeps no scale: the one recorded of each grad_output is, inverted, what its FP8 tensor holds."""
+    net, recipe = te_nets.four_layers(te), te_nets.recipe("current_pow2" if power_of_2 else "current")
+    with fp8dbg.attach(net, debug_mode / "run", every=1), spying(net) as seen:
+        for step in range(3):
+            with te_nets.autocast(te, recipe):
+                y = net(te_nets.batch(step))
+            y.float().pow(2).mean().backward()
+            torch.optim.SGD(net.parameters(), lr=1e-2).step()
+            net.zero_grad()
+    query = "select layer, scale from tensors where tensor = 'grad_output' and recipe is not null order by step"
+    found: dict[str, list[float]] = {}
+    for row in rows(debug_mode / "run", query):
+        found.setdefault(row["layer"], []).append(torch.tensor(row["scale"], dtype=torch.float32).reciprocal().item())
+    held = {
+        layer: [c.inner["_scale_inv"].item() for c in made]
+        for (layer, role), made in seen.items()
+        if role == "grad_output"
+    }
+    assert len(held) == 5
+    assert found == held
+    assert all((torch.tensor(made).log2() % 1 == 0).all() == power_of_2 for made in held.values())
+
+
 def test_both_routes_agree_where_both_see_a_tensor(te: Any, tmp_path: Path) -> None:
     """Current scaling, whose norms are not fused with casts: the figures of both routes are equal, and the losses."""
     need("nvdlfw_inspect")

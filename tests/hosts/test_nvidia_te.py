@@ -404,14 +404,15 @@ def test_the_backward_alone_goes_to_bf16(te: Any) -> None:
         assert same_as_bf16(te, net[0], "current") == {"fprop", "dgrad", "wgrad"}
 
 
-def test_a_layer_gets_another_recipe(te: Any, tmp_path: Path) -> None:
-    """One layer planned for mxfp8 in a run of current scaling: its rows say so."""
+@pytest.mark.parametrize(("recipe", "recorded"), [("mxfp8", "mxfp8"), ("current_pow2", "current:power_of_2=true")])
+def test_a_layer_gets_another_recipe(te: Any, tmp_path: Path, recipe: str, recorded: str) -> None:
+    """One layer planned for another recipe in a run of current scaling: its rows say so."""
     net = te_nets.four_layers(te)
-    assert nvidia_te_apply.apply_fallback(net, Plan((Entry("3", recipe="mxfp8"),))) == []
+    assert nvidia_te_apply.apply_fallback(net, Plan((Entry("3", recipe=recipe),))) == []
     with fp8dbg.attach(net, tmp_path, every=1):
         train(te, net, "current")
     found = rows(tmp_path, "select distinct layer, recipe from tensors where recipe is not null order by layer")
-    assert {row["layer"]: row["recipe"] for row in found}["3"] == "mxfp8"
+    assert {row["layer"]: row["recipe"] for row in found}["3"] == recorded
     assert {row["recipe"] for row in found if row["layer"] != "3"} == {"current"}
 
 

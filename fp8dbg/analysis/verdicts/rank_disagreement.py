@@ -32,13 +32,19 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
     """Findings for layers on whose scale the ranks disagree although they agree elsewhere."""
     if len(evidence.run["ranks"] or []) < 2:
         return
-    rows = evidence.ask("rank_scales")
+    rows = _in_force(evidence, evidence.ask("rank_scales"))
     for role in sorted({row["tensor"] for row in rows}):
         group = [row for row in rows if row["tensor"] == role]
         together = sum((row["worst"] or 0) <= APART for row in group) / len(group)
         for row in group if together >= SHARED else ():
             if (row["worst"] or 0) > APART:
                 yield _finding(evidence, row, together)
+
+
+def _in_force(evidence: Evidence, rows: list[Row]) -> list[Row]:
+    """Those of layers that compute in FP8, where any does: an emulated scale beside them has never been reduced."""
+    real = {(row["layer"], row["tensor"]) for row in evidence.operands if row["what_if"] is None}
+    return [row for row in rows if (row["layer"], row["tensor"]) in real] if real else rows
 
 
 def _finding(evidence: Evidence, row: Row, together: float) -> Finding:
