@@ -78,16 +78,18 @@ def _file_system(url: str) -> tuple[Any, str]:
         raise _unreadable(url, error) from error
 
 
-def _by_duckdb(url: str, why: str) -> Iterator[tuple[str, bytes]]:
+def _by_duckdb(url: str, missing: str) -> Iterator[tuple[str, bytes]]:
+    """The same without fsspec; ``missing`` is what that said."""
     try:
         for path, data in queries.remote_files(f"{url}/**"):
             if _is_wanted(name := path.removeprefix(f"{url}/")):
                 yield name, data
     except queries.ReadError as error:
-        raise RunFolderError(
-            f"{url} cannot be read: fsspec says {why[:200]!r}, DuckDB {error.message[:200]!r}.",
-            "Install s3fs (for gs:// gcsfs), or let DuckDB fetch its extension once: INSTALL httpfs.",
-        ) from error
+        if "not known" in missing:
+            why = f"nothing here knows {url.split(':')[0]}://"
+            raise RunFolderError(f"{url} cannot be read: {why}.", "Give a folder, or s3://bucket/run.") from error
+        why = "lacks its httpfs extension" if "httpfs" in error.message else f"says {error.message:.200}"
+        raise RunFolderError(f"{url} cannot be read: fsspec lacks a library, DuckDB {why}.", f"{missing}.") from error
 
 
 def _is_wanted(name: str) -> bool:
