@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.command_line import Run, in_this_process
+
 # The tensors here are small, and threads that wait for each other spin: on a busy machine 50 times slower than one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -54,3 +56,9 @@ def no_hooks_left() -> Iterator[None]:
     for listener in list(boundaries._listeners) if boundaries else []:
         boundaries.unlisten(listener)  # so that the next test starts clean
     assert not left
+
+
+@pytest.fixture(name="fp8dbg")
+def command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
+    """Runs the command line in this process."""
+    yield from in_this_process(monkeypatch, capsys)

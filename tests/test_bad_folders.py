@@ -17,6 +17,7 @@ from fp8dbg.errors import RunFolderError, UsageError
 from fp8dbg.recording import sampling
 from fp8dbg.recording.sampling import Sampling, Settings, read_control
 from fp8dbg.runs.folder import RunWriter, open_folder
+from tests.command_line import in_a_process
 from tests.recorded import rows_of
 
 
@@ -29,11 +30,6 @@ def recorded(tmp_path: Path) -> Path:
             for table, rows in rows_of(step, layers=("é🙂", "b")).items():
                 writer.append(table, rows)
     return path
-
-
-def _cli(*arguments: object, **more: str) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "fp8dbg", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, env={**os.environ, **more}, check=False)
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "huge", "folder", "nested", "not text"])
@@ -76,7 +72,7 @@ def test_rows_of_nothing_are_left_out_and_said(table: str, recorded: Path) -> No
     with open_folder(recorded) as run:
         assert run.rows(f"select count(*) as n from {table}") == [{"n": 0}]
         assert [problem for problem in run.problems if path.name in problem and "holds rows without" in problem]
-    assert _cli("report", recorded, "--no-html").returncode == (3 if table == "tensors" else 0)
+    assert in_a_process("report", recorded, "--no-html").code == (3 if table == "tensors" else 0)
 
 
 @pytest.mark.parametrize("column", ["layer", "tensor"])
@@ -87,9 +83,9 @@ def test_rows_of_no_layer_or_tensor_break_no_report(column: str, recorded: Path)
         old = pq.read_table(path)
         place = old.schema.get_field_index(column)
         pq.write_table(old.set_column(place, old.schema.field(place), pa.nulls(len(old), pa.string())), path)
-    done = _cli("report", recorded)
-    assert done.returncode in (0, 3)
-    assert b"could not be done" not in done.stderr
+    done = in_a_process("report", recorded)
+    assert done.code in (0, 3)
+    assert "could not be done" not in done.err
     assert (recorded / "report.html").exists()
 
 
@@ -98,10 +94,10 @@ def test_an_answer_from_a_part_of_the_files_says_so(recorded: Path) -> None:
     path = recorded / "amax" / "rank=00000" / "part-000001.parquet"
     path.write_bytes(path.read_bytes()[:-40])
     for arguments in (("query", recorded, "select count(*) as n from amax", "--json"), ("tensors", recorded, "--json")):
-        done = _cli(*arguments)
-        assert done.returncode == 0
-        assert b"part-000001.parquet is cut, damaged or not Parquet" in done.stderr
-        assert done.stdout[:1] in b"[{"
+        done = in_a_process(*arguments)
+        assert done.code == 0
+        assert "part-000001.parquet is cut, damaged or not Parquet" in done.err
+        assert done.out[:1] in "[{"
 
 
 def test_a_terminal_without_the_characters_shows_escapes(recorded: Path) -> None:
@@ -110,9 +106,9 @@ def test_a_terminal_without_the_characters_shows_escapes(recorded: Path) -> None
         ("report", recorded, "--no-html"),
         ("query", recorded, "select distinct layer from amax", "--csv"),
     ):
-        done = _cli(*arguments, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
-        assert (done.returncode, b"Traceback" in done.stderr) == (0, False)
-    assert rb"\xe9\U0001f642" in done.stdout
+        done = in_a_process(*arguments, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+        assert (done.code, "Traceback" in done.err) == (0, False)
+    assert r"\xe9\U0001f642" in done.out
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is Linux's")
@@ -128,18 +124,18 @@ def test_a_full_disk_behind_stdout_is_a_sentence(recorded: Path) -> None:
 def test_a_name_too_long_for_any_file_is_a_sentence(tmp_path: Path) -> None:
     """In every verb that takes a run folder."""
     for verb in (("report",), ("tensors",), ("control",)):
-        done = _cli(*verb, tmp_path / ("x" * 300))
-        assert (done.returncode, done.stdout) == (2, b"")
-        assert b"cannot be opened: File name too long" in done.stderr
+        done = in_a_process(*verb, tmp_path / ("x" * 300))
+        assert (done.code, done.out) == (2, "")
+        assert "cannot be opened: File name too long" in done.err
 
 
 def test_an_error_nobody_foresaw_is_no_failed_gate(recorded: Path) -> None:
     """A page that cannot be a file: exit code 2, one sentence."""
     shutil.rmtree(recorded / "journal")
-    done = _cli("report", recorded, "--html", recorded / ("x" * 300))
-    assert done.returncode == 2
-    assert b"Traceback" not in done.stderr
-    assert done.stderr.count(b"fp8dbg: ") == 1
+    done = in_a_process("report", recorded, "--html", recorded / ("x" * 300))
+    assert done.code == 2
+    assert "Traceback" not in done.err
+    assert done.err.count("fp8dbg: ") == 1
 
 
 def test_a_layer_that_is_named_like_a_glob_is_found_by_its_name(tmp_path: Path) -> None:
@@ -147,11 +143,11 @@ def test_a_layer_that_is_named_like_a_glob_is_found_by_its_name(tmp_path: Path) 
     with RunWriter(tmp_path / "run") as writer:
         for table, rows in rows_of(0, layers=("[a-z]", "x" * 200_000)).items():
             writer.append(table, rows)
-    found = _cli("tensors", tmp_path / "run", "--layer", "[a-z]")
-    assert (found.returncode, b"[a-z]" in found.stdout) == (0, True)
-    refused = _cli("tensors", tmp_path / "run", "--layer", "nope")
-    assert refused.returncode == 2
-    assert len(refused.stderr) < 1000
+    found = in_a_process("tensors", tmp_path / "run", "--layer", "[a-z]")
+    assert (found.code, "[a-z]" in found.out) == (0, True)
+    refused = in_a_process("tensors", tmp_path / "run", "--layer", "nope")
+    assert refused.code == 2
+    assert len(refused.err) < 1000
 
 
 def test_an_interrupt_that_duckdb_answers_ends_as_an_interrupt() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -16,17 +15,13 @@ import pytest
 from fp8dbg.bisecting import Asked, Bisection
 from fp8dbg.errors import Fp8dbgError, NothingRecordedError, RunFolderError, UnknownNameError, UsageError
 from fp8dbg.runs.folder import open_folder
-
-ROOT = Path(__file__).resolve().parent.parent
-VARIABLES = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+from tests.command_line import ROOT, started
 
 
-def started(out: Path, count: Path) -> subprocess.Popen[str]:
+def bisecting(out: Path, count: Path) -> subprocess.Popen[str]:
     """A bisection of tests/bisected.py over whole layers."""
     options = ["--out", str(out), "--plan-space", "layers", "--last", "4", "--repeats", "1", "--json"]
-    command = [sys.executable, "-m", "fp8dbg", "bisect", *options, "--"]
-    program = [sys.executable, str(ROOT / "tests" / "bisected.py"), str(count)]
-    return subprocess.Popen(command + program, stdout=subprocess.PIPE, text=True, env=VARIABLES)
+    return started("bisect", *options, "--", sys.executable, ROOT / "tests" / "bisected.py", count, stderr=None)
 
 
 def wait_until(happened: Callable[[], bool]) -> None:
@@ -40,7 +35,7 @@ def wait_until(happened: Callable[[], bool]) -> None:
 def test_a_planted_fault_is_found_across_a_kill(tmp_path: Path) -> None:
     """Killed after two trials it goes on with the third; the two layers that hold the fault are the plan."""
     out, count = tmp_path / "out", tmp_path / "count"
-    first = started(out, count)
+    first = bisecting(out, count)
     wait_until(lambda: count.exists() and count.stat().st_size >= 3)
     first.send_signal(signal.SIGKILL)
     first.wait()
@@ -49,7 +44,7 @@ def test_a_planted_fault_is_found_across_a_kill(tmp_path: Path) -> None:
     done = json.loads((out / "bisect.json").read_text())["trials"]
     assert [len(trial["in_bf16"]) for trial in done] == [0, 4]
 
-    second = started(out, count)
+    second = bisecting(out, count)
     said, _ = second.communicate(timeout=300)
     answer = json.loads(said)
     assert second.returncode == 0
@@ -87,8 +82,7 @@ def test_a_bisection_that_ends_takes_its_trial_with_it(tmp_path: Path, sent: sig
     """The program and what it started, however the bisection ends; no further trial is begun."""
     said = tmp_path / "said"
     options = ["--out", str(tmp_path / "out"), "--", sys.executable, "-c", SLEEPERS, str(said)]
-    command = [sys.executable, "-m", "fp8dbg", "bisect", *options]
-    bisection = subprocess.Popen(command, env=VARIABLES, stderr=subprocess.DEVNULL)
+    bisection = started("bisect", *options, stderr=subprocess.DEVNULL)
     wait_until(said.exists)
     numbers = [int(word) for word in said.read_text().split()]
     assert [is_alive(number) for number in numbers] == [True, True]

@@ -5,14 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from typer.main import get_command
@@ -20,48 +15,16 @@ from typer.main import get_command
 from fp8dbg import __version__, cli
 from fp8dbg.errors import RunFolderError
 from fp8dbg.runs.folder import RunWriter
+from tests.command_line import Run, started
 from tests.synthetic import outlier, write_run
 
 HOSTILE = 'a/../b"; DROP TABLE tensors; --\n\x1b[31m<script>alert(1)</script>🙂[bold]'
-
-
-class Result(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Run = Callable[..., Result]
-
-
-@pytest.fixture
-def fp8dbg(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
-    """Runs the command line in this process, as the installed script does."""
-    pipe = signal.getsignal(signal.SIGPIPE)
-
-    def run(*arguments: object) -> Result:
-        monkeypatch.setattr(sys, "argv", ["fp8dbg", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        captured = capsys.readouterr()
-        return Result(int(stopped.value.code or 0), captured.out, captured.err)
-
-    yield run
-    signal.signal(signal.SIGPIPE, pipe)
 
 
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose layers.2.up was drowned by an outlier from step 100 on."""
     return write_run(tmp_path_factory.mktemp("runs") / "faulty", plant=outlier())
-
-
-def started(*arguments: str, **options: object) -> subprocess.Popen[str]:
-    """The command line as a process of its own."""
-    command = [sys.executable, "-m", "fp8dbg", *arguments]
-    return subprocess.Popen(  # type: ignore[call-overload,no-any-return]  # options are Popen's own
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
-    )
 
 
 # Help and usage.
@@ -340,7 +303,7 @@ def test_doctor_growth_follows_the_plan(fp8dbg: Run) -> None:
 
 def test_a_closed_pipe_is_quiet(faulty: Path) -> None:
     """``fp8dbg query ... | head`` ends without a word."""
-    process = started("query", str(faulty), "select * from tensors", "--csv")
+    process = started("query", faulty, "select * from tensors", "--csv")
     assert process.stdout is not None
     assert process.stderr is not None
     process.stdout.readline()
@@ -351,7 +314,7 @@ def test_a_closed_pipe_is_quiet(faulty: Path) -> None:
 
 def test_ctrl_c_is_130_and_quiet(tmp_path: Path) -> None:
     """An interrupt ends the demo with the usual code, and what it recorded can be read."""
-    process = started("demo", str(tmp_path / "run"), env={**os.environ, "OMP_NUM_THREADS": "1"})
+    process = started("demo", tmp_path / "run")
     journal = tmp_path / "run" / "journal" / "rank-00000.steps.arrows"
     while not journal.exists() or not journal.stat().st_size:
         assert process.poll() is None
@@ -360,7 +323,7 @@ def test_ctrl_c_is_130_and_quiet(tmp_path: Path) -> None:
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "Traceback" not in err
-    assert started("query", str(tmp_path / "run"), "select step from steps", "--json").wait() == 0
+    assert started("query", tmp_path / "run", "select step from steps", "--json").wait() == 0
 
 
 def test_the_demo_overwrites_nothing(fp8dbg: Run, tmp_path: Path) -> None:

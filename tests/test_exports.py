@@ -6,8 +6,6 @@ import csv
 import json
 import math
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import fp8dbg
-from fp8dbg.cli import main
 from fp8dbg.errors import RunFolderError, UnknownNameError, UsageError
 from fp8dbg.render.exports import export
 from fp8dbg.runs.queries import ask
 from fp8dbg.runs.schema import TABLES
+from tests.command_line import Run, in_a_process
 from tests.nets import Net
 from tests.synthetic import outlier, write_run
 
@@ -138,15 +136,9 @@ def test_an_export_never_writes_over_something(folder: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(("to", "library"), [("tensorboard", "tensorboardX"), ("wandb", "wandb"), ("mlflow", "mlflow")])
 def test_a_missing_library_is_a_sentence(folder: Path, tmp_path: Path, to: str, library: str) -> None:
     """Where it is not installed: which, and how to get it; exit code 2 and no traceback."""
-    code = f"import sys; sys.modules[{library!r}] = None; from fp8dbg.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "export", str(folder), str(tmp_path / "out"), "--to", to],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert done.stderr.strip() == f"fp8dbg: {library} is not installed. pip install 'fp8dbg[{to}]' brings it."
+    done = in_a_process("export", folder, tmp_path / "out", "--to", to, before=f"sys.modules[{library!r}] = None")
+    assert done.code == 2
+    assert done.err.strip() == f"fp8dbg: {library} is not installed. pip install 'fp8dbg[{to}]' brings it."
 
 
 def test_a_hostile_layer_name_stays_below_the_folder(tmp_path: Path) -> None:
@@ -199,16 +191,10 @@ def test_a_run_is_read_from_a_file_system_of_fsspec(folder: Path) -> None:
         memory.rm("/bucket", recursive=True)
 
 
-def test_the_command_line_takes_a_url(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_takes_a_url(folder: Path, fp8dbg: Run) -> None:
     """Though pathlib makes one slash of two."""
-    monkeypatch.setattr(
-        sys, "argv", ["fp8dbg", "query", f"file://{folder}", "select count(*) as n from steps", "--csv"]
-    )
-    with pytest.raises(SystemExit, match="0"):
-        main()
-    assert capsys.readouterr().out == "n\n120\n"
+    sql = "select count(*) as n from steps"
+    assert fp8dbg("query", f"file://{folder}", sql, "--csv") == (0, "n\n120\n", "")
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,10 +13,10 @@ import fp8dbg
 from fp8dbg.errors import UnknownNameError
 from fp8dbg.recording.control import Control
 from fp8dbg.runs.plan import Plan
+from tests.command_line import in_a_process
 from tests.nets import table
 
 RAW, LEGIBLE = "a\udc80b", "a\\udc80b"
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def model() -> nn.Sequential:
@@ -95,9 +93,8 @@ def test_a_live_run_is_told_of_it_by_either_name(recorded: Path) -> None:
 )
 def test_every_verb_answers(recorded: Path, arguments: tuple[str, ...]) -> None:
     """With the legible name, in UTF-8."""
-    command = [sys.executable, "-m", "fp8dbg", arguments[0], str(recorded), *arguments[1:]]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert LEGIBLE in done.stdout.decode() or json.dumps(LEGIBLE)[1:-1] in done.stdout.decode()
+    done = in_a_process(arguments[0], recorded, *arguments[1:])
+    assert done.code == 0, done.err
+    assert LEGIBLE in done.out or json.dumps(LEGIBLE)[1:-1] in done.out
     if arguments[0] == "report":
         assert LEGIBLE in (recorded / "report.html").read_text(encoding="utf-8")

@@ -10,10 +10,8 @@ import pytest
 from fp8dbg.hooks import writers
 from fp8dbg.recommending import write_plan
 from fp8dbg.runs.plan import Plan, PlanEntry
+from tests.command_line import Run
 from tests.synthetic import outlier, write_run
-from tests.test_cli import Run, fp8dbg
-
-__all__ = ["fp8dbg"]
 
 PLAN = Plan((PlanEntry("layers.2.up", ("fprop",), reason="97 % is lost."),))
 

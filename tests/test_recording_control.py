@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from fp8dbg.cli import main
 from fp8dbg.errors import RunFolderError, UsageError
 from fp8dbg.recording import sampling
 from fp8dbg.recording.control import Control
 from fp8dbg.recording.sampling import Sampling, Settings
 from fp8dbg.runs.writer import RunWriter
+from tests.command_line import Run
 
 
 @pytest.fixture
@@ -82,16 +82,11 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_the_command_changes_and_shows(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_changes_and_shows(folder: Path, fp8dbg: Run) -> None:
     """Options in, what is in force out."""
-    arguments = ["fp8dbg", "control", str(folder), "--every", "5", "--dump", "a:input", "--stop", "--json"]
-    monkeypatch.setattr("sys.argv", arguments)
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 0
-    shown = json.loads(capsys.readouterr().out)
+    result = fp8dbg("control", folder, "--every", "5", "--dump", "a:input", "--stop", "--json")
+    assert result.code == 0
+    shown = json.loads(result.out)
     assert shown["finished"] is False
     assert {"setting": "every", "value": 5, "set_by": "control"} in shown["settings"]
     assert {"setting": "stop", "value": True, "set_by": "control"} in shown["settings"]

@@ -15,6 +15,7 @@ from fp8dbg.analysis.run import open_run
 from fp8dbg.errors import UnknownNameError, UsageError
 from fp8dbg.recording.launch import Options, Outcome, environment, launch
 from fp8dbg.runs.plan import Plan, PlanEntry
+from tests.command_line import in_a_process
 from tests.nets import table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -30,13 +31,6 @@ class Recorded(NamedTuple):
     folder: Path
 
 
-def run_cli(*arguments: object, place: Path, path: str = "") -> subprocess.CompletedProcess[str]:
-    """A command of ours as a user types it, somewhere else; ``path`` is the user's own PYTHONPATH."""
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, [path, str(ROOT)]))}
-    command = [sys.executable, "-m", "fp8dbg", *map(str, arguments)]
-    return subprocess.run(command, cwd=place, env=variables, capture_output=True, text=True, check=False)
-
-
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     """The plain script, where the user has a sitecustomize of their own."""
@@ -45,9 +39,9 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     (place / "site" / "sitecustomize.py").write_text("import sys; print('customized', file=sys.stderr)\n")
     bare = subprocess.run([sys.executable, PLAIN], capture_output=True, text=True, check=True)
     arguments = ("run", "--out", "here", "--every", 2, sys.executable, PLAIN)
-    done = run_cli(*arguments, place=place, path=str(place / "site"))
-    assert done.returncode == 0, done.stderr
-    return Recorded(bare.stdout, done.stdout, done.stderr, place / "here")
+    done = in_a_process(*arguments, place=place, PYTHONPATH=str(place / "site"))
+    assert done.code == 0, done.err
+    return Recorded(bare.stdout, done.out, done.err, place / "here")
 
 
 @pytest.mark.slow
@@ -85,15 +79,15 @@ def test_another_sitecustomize_still_runs(recorded: Recorded) -> None:
 def test_both_ranks_of_torchrun_are_recorded(tmp_path: Path) -> None:
     """The agent, which imports torch and trains nothing, leaves no trace."""
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
-    done = run_cli("run", "--out", "two", "--every", 3, "--json", "--", *torchrun, PLAIN, place=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = in_a_process("run", "--out", "two", "--every", 3, "--json", "--", *torchrun, PLAIN, place=tmp_path)
+    assert done.code == 0, done.err
     rows = table(tmp_path / "two", "select rank, layer, count(*) as n from amax group by all order by all")
     assert [tuple(row.values()) for row in rows] == [(0, "0", 15), (0, "3", 15), (1, "0", 15), (1, "3", 15)]
     losses = table(tmp_path / "two", "select rank, count(loss) as n from steps group by rank order by rank")
     assert [tuple(row.values()) for row in losses] == [(0, 5), (1, 5)]
     assert not table(tmp_path / "two", "select * from events")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["two"]
-    assert '"detail": ""' in done.stdout
+    assert '"detail": ""' in done.out
 
 
 def _launched(tmp_path: Path, code: str, *flags: str, **options: object) -> Outcome:
@@ -158,8 +152,8 @@ def test_a_command_that_does_not_exist_is_one_sentence(tmp_path: Path) -> None:
 def test_a_resumed_program_goes_on_counting(tmp_path: Path) -> None:
     """--first-step: its steps follow those of the run that the folder holds."""
     for first in (0, 5):
-        done = run_cli("run", "--out", "run", "--first-step", first, sys.executable, PLAIN, place=tmp_path)
-        assert done.returncode == 0, done.stderr
+        done = in_a_process("run", "--out", "run", "--first-step", first, sys.executable, PLAIN, place=tmp_path)
+        assert done.code == 0, done.err
     steps = table(tmp_path / "run", "select step from steps order by step")
     assert [row["step"] for row in steps] == list(range(10))
     assert not table(tmp_path / "run", "select * from events")

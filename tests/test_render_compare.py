@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +12,7 @@ from fp8dbg.analysis.compare import compare
 from fp8dbg.analysis.run import open_run
 from fp8dbg.render.compare_page import write_comparison
 from tests.browser import Browser, opens_silently_and_fits, start
+from tests.command_line import in_a_process
 from tests.pages import HOSTILE, hostile
 from tests.synthetic import non_finite, outlier, write_run
 
@@ -132,23 +130,17 @@ def test_hostile_names_are_text(browser: Browser, pages: dict[str, Path]) -> Non
     assert browser.console() == []
 
 
-def fp8dbg(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fp8dbg", *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80", "NO_COLOR": "1"}
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-
-
 def test_the_command_line(runs: dict[str, tuple[Path, Path]], tmp_path: Path) -> None:
     """Text of at most 80 columns, JSON with the verdict, the page where it was asked for; flat runs are exit code 2."""
     page = tmp_path / "page.html"
-    told = fp8dbg("compare", *runs["outlier"], "--html", page)
-    assert told.returncode == 0
-    assert told.stdout.startswith("Drifting since step 30")
-    assert max(map(len, told.stdout.splitlines())) <= 80
+    told = in_a_process("compare", *runs["outlier"], "--html", page, COLUMNS="80", NO_COLOR="1")
+    assert told.code == 0
+    assert told.out.startswith("Drifting since step 30")
+    assert max(map(len, told.out.splitlines())) <= 80
     assert page.exists()
-    found = json.loads(fp8dbg("compare", *runs["outlier"], "--json").stdout)
+    found = json.loads(in_a_process("compare", *runs["outlier"], "--json").out)
     assert (found["verdict"], found["since"], found["first"]["layer"]) == ("drifting", 30, "layers.1.up")
     flat = write_run(tmp_path / "flat", blocks=1, steps=60, plant=[{"table": "steps", "loss": 5.0}])
-    refused = fp8dbg("compare", flat, flat)
-    assert refused.returncode == 2
-    assert "no evidence" in refused.stderr
+    refused = in_a_process("compare", flat, flat)
+    assert refused.code == 2
+    assert "no evidence" in refused.err

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -20,6 +18,7 @@ from fp8dbg.render.page_data import PageData
 from fp8dbg.render.page_words import marks
 from fp8dbg.render.pictures import charts, write_pictures
 from fp8dbg.render.timeline import timeline
+from tests.command_line import in_a_process
 from tests.synthetic import outlier, write_run
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -82,12 +81,11 @@ def test_figures_become_png_files(folder: Path, tmp_path: Path) -> None:
 
 def test_without_kaleido_there_is_a_sentence(folder: Path, tmp_path: Path) -> None:
     """The report itself is printed all the same."""
-    code = "import sys; sys.modules['kaleido'] = None; from fp8dbg.cli import main; main()"
-    command = [sys.executable, "-c", code, "report", str(folder), "--no-html", "--png", str(tmp_path / "png")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "layers.1.up" in done.stdout
-    assert done.stderr.strip() == "fp8dbg: kaleido is not installed. pip install 'fp8dbg[png]' brings it."
+    arguments = ("report", folder, "--no-html", "--png", tmp_path / "png")
+    done = in_a_process(*arguments, before="sys.modules['kaleido'] = None")
+    assert done.code == 2
+    assert "layers.1.up" in done.out
+    assert done.err.strip() == "fp8dbg: kaleido is not installed. pip install 'fp8dbg[png]' brings it."
 
 
 def test_triggers_are_marked_on_the_timeline(folder: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +11,7 @@ import pytest
 
 from fp8dbg.doctor import PlannedRun, examine
 from fp8dbg.traps import RECIPES, VARIABLES, Machine, default_recipe, found, recipes
+from tests.command_line import in_a_process
 
 HOPPER: dict[str, Any] = {"capabilities": [(9, 0)], "cuda": (12, 9), "fp8_units": True}
 TE: dict[str, Any] = {"versions": {"transformer-engine": (2, 20, 2)}}
@@ -123,9 +122,8 @@ def test_the_form_of_json_is_stable() -> None:
 def test_the_verb_looks_at_a_command(tmp_path: Path) -> None:
     """Everything after -- is the command, options and all; it is not run."""
     target = tmp_path / "made"
-    command = [sys.executable, "-m", "fp8dbg", "doctor", "--json", "--", "touch", str(target), "--fp8-format", "e4m3"]
-    command += ["--fp8-interval", "5"]
-    done = subprocess.run(command, cwd=Path(__file__).parent.parent, capture_output=True, text=True, check=True)
-    traps = {trap["name"]: trap["sprung"] for trap in json.loads(done.stdout)["traps"]}
+    command = ("touch", target, "--fp8-format", "e4m3", "--fp8-interval", "5")
+    done = in_a_process("doctor", "--json", "--", *command)
+    traps = {trap["name"]: trap["sprung"] for trap in json.loads(done.out)["traps"]}
     assert traps["fp8_interval_ignored"] is True
     assert not target.exists()

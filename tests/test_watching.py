@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -16,6 +14,7 @@ import pytest
 from fp8dbg.recording.control import Control
 from fp8dbg.render.live import Ration, judgement, pulse, snapshot
 from fp8dbg.runs.folder import RunWriter
+from tests.command_line import in_a_process
 from tests.synthetic import outlier, write_run
 
 pytest.importorskip("textual")
@@ -174,9 +173,6 @@ def test_a_snapshot_is_plain_data(folder: Path) -> None:
 )
 def test_what_is_missing_is_a_sentence(folder: Path, code: str, says: str) -> None:
     """The library, or the terminal."""
-    code = f"import sys; {code}; from fp8dbg.cli import main; main()"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "watch", str(folder)], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout) == (2, "")
-    assert says in done.stderr
+    done = in_a_process("watch", folder, before=code)
+    assert (done.code, done.out) == (2, "")
+    assert says in done.err
