@@ -15,6 +15,7 @@ import fp8dbg
 from fp8dbg.demo.faults import plant_outliers
 from fp8dbg.demo.model import SwiGLU
 from fp8dbg.demo.text import VOCABULARY, batch, read_text
+from fp8dbg.recording.session import Session
 
 RECIPES = ("delayed:history=16", "current", "rowwise", "block", "mxfp8")
 STEPS, EVERY = 100, 5
@@ -122,6 +123,17 @@ def _text() -> Tensor:
     return read_text(400_000)
 
 
+def learn(run: Session, model: nn.Module, optimizer: torch.optim.Optimizer, codes: Tensor, following: Tensor) -> None:
+    """One step on one batch of text, under autocast to BF16; its loss is logged."""
+    with torch.autocast("cpu", torch.bfloat16):
+        logits = model(codes)
+    loss = F.cross_entropy(logits.float().flatten(0, 1), following.flatten())
+    loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    run.log(loss=loss.item())
+    optimizer.step()
+    optimizer.zero_grad()
+
+
 def train(
     path: Path,
     recipe: str = "delayed:history=16",
@@ -145,13 +157,7 @@ def train(
             codes, following = batch(_text(), 8, 64, batches)
             if fault and step >= fault.at and fault.kind == "garbled":
                 following = torch.randint(VOCABULARY, following.shape, generator=batches)
-            with torch.autocast("cpu", torch.bfloat16):
-                logits = model(codes)
-            loss = F.cross_entropy(logits.float().flatten(0, 1), following.flatten())
-            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            run.log(loss=loss.item())
-            optimizer.step()
-            optimizer.zero_grad()
+            learn(run, model, optimizer, codes, following)
     return path
 
 

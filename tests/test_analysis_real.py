@@ -6,65 +6,32 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
 import fp8dbg
 from fp8dbg.analysis.run import Run, open_run
-from fp8dbg.demo.faults import amplified, plant_outliers
-from fp8dbg.demo.model import SwiGLU
+from fp8dbg.demo.faults import amplified
 from fp8dbg.demo.text import batch, read_text
+from tests.comparable import ACTS, Small, learn
 
 STEPS, PLANTED, JUMP = 60, 33, 52
 
 pytestmark = pytest.mark.slow
 
 
-class Block(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm, self.mlp = nn.RMSNorm(width), SwiGLU(width, 3 * width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.mlp(self.norm(x))
-        return x + y
-
-
-class Model(nn.Module):
-    def __init__(self, width: int = 48, blocks: int = 3) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(256, width)
-        self.blocks = nn.ModuleList(Block(width) for _ in range(blocks))
-        self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, 256, bias=False)
-
-    def forward(self, codes: Tensor) -> Tensor:
-        x = self.embedding(codes)
-        for block in self.blocks:
-            x = block(x)
-        logits: Tensor = self.head(self.norm(x))
-        return logits
-
-
 def train(path: Path, recipe: str, *, plant: bool = False, jump: bool = False) -> Run:
     torch.manual_seed(0)
-    model = fp8dbg.simulate(Model(), recipe)
+    model = fp8dbg.simulate(Small(width=48), recipe)
     optimizer = torch.optim.AdamW(model.parameters(), 2e-3)
     text, batches = read_text(), torch.Generator().manual_seed(0)
     with fp8dbg.attach(model, path, optimizer=optimizer, every=10) as run:
         for step in range(STEPS):
             if plant and step == PLANTED:
-                mlp = model.get_submodule("blocks.1.mlp")
-                assert isinstance(mlp, SwiGLU)
-                plant_outliers(mlp, optimizer, (3, 70))
+                ACTS["outlier"](model, optimizer)
             norms = [m for m in model.modules() if isinstance(m, nn.RMSNorm)] if jump and step == JUMP else []
             codes, following = batch(text, 4, 64, batches)
-            with amplified(norms, 16.0), torch.autocast("cpu", torch.bfloat16):
-                logits = model(codes)
-            loss = F.cross_entropy(logits.float().flatten(0, 1), following.flatten())
-            loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            run.log(loss=loss.item())
-            optimizer.step()
-            optimizer.zero_grad()
+            with amplified(norms, 16.0):
+                learn(run, model, optimizer, codes, following)
     return open_run(path)
 
 
