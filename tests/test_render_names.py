@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from fp8dbg.render.names import clipped, common_prefix, middle, shorten, visible
+from fp8dbg.render.names import clipped, common_prefix, initials, middle, shorten, visible
 
 
 def test_control_characters_become_escapes_that_json_reads_back() -> None:
@@ -40,9 +40,24 @@ def test_a_name_of_200_kilobytes_is_shortened_from_its_ends() -> None:
 @given(st.text(st.characters(), max_size=80), st.integers(1, 60))
 def test_any_name_fits_and_holds_nothing_that_acts(name: str, width: int) -> None:
     """Whatever the name, it takes at most the cells it is given."""
-    for text in (shorten(name, width), clipped(name, width)):
+    for text in (shorten(name, width), clipped(name, width), initials(name, width)):
         assert cell_len(text) <= width
         assert not any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in text)
+
+
+@pytest.mark.parametrize(
+    ("name", "brief"),
+    [
+        ("layers.0.attention.qkv", "l.0.a.qkv"),
+        ("layers.10.mlp.gate", "l.10.mlp.gate"),
+        ("blocks.1.mlp.up", "blocks.1.mlp.up"),
+        ("31.self_attention.linear_proj", "31.s…inear_proj"),
+        ("head", "head"),
+    ],
+)
+def test_initials_keep_what_tells_a_layer_from_its_neighbours(name: str, brief: str) -> None:
+    """Numbers and the end; only as many parts are cut as it takes."""
+    assert initials(name, 15) == brief
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def curve(points: Sequence[Point]) -> str:
     return (
         '<figure class="curve" style="margin:12px 0">'
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escaped(caption)}" '
-        f'style="max-width:560px;width:100%" font-size="11" fill="var(--muted)">{_axes(widest)}'
+        f'style="max-width:500px;width:100%" font-size="11" fill="var(--muted)">{_axes(widest)}'
         f'<polyline points="{line}" fill="none" stroke="var(--blue)" stroke-width="1.5"/>{dots}</svg>'
         f'<figcaption class="note">{escaped(caption)}</figcaption></figure>'
     )
@@ -64,7 +64,7 @@ def _dot(point: Point, x: float, y: float) -> str:
 def _axes(widest: float) -> str:
     rows = "".join(
         f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{_down(share):.1f}" y2="{_down(share):.1f}" stroke="var(--grid)"/>'
-        f'<text x="{LEFT - 6}" y="{_down(share) + 4:.1f}" text-anchor="end">{share:.0%}</text>'
+        f'<text x="{LEFT - 6}" y="{_down(share) + 4:.1f}" text-anchor="end">{percent(share)}</text>'
         for share in (0.0, 0.5, 1.0)
     )
     columns = "".join(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fp8dbg.errors import NothingRecordedError
 from fp8dbg.render import cards, figures, sections
 from fp8dbg.render.heatmap import MEANINGS, catalogue, heat_map
-from fp8dbg.render.names import common_prefix, shorten
+from fp8dbg.render.names import common_prefix, initials, shorten
 from fp8dbg.render.page_data import PageData
 from fp8dbg.render.page_words import checked, coverage, false_alarm, fingerprint, key_facts, marks, worst_table
 from fp8dbg.render.palette import PALETTES
@@ -129,7 +129,7 @@ def _layers(layers: list[str], summary: Summary) -> list[dict[str, str]]:
         {
             "short": shorten(name, 60),
             "tick": shorten(name, 46),
-            "brief": shorten(name[prefix:], 15),
+            "brief": initials(name[prefix:], 15),
             "title": shorten(name, 1000),
             "severity": severity.get(name, ""),
         }

@@ -56,6 +56,20 @@ def shorten(name: str, width: int) -> str:
     return middle(visible(name), width)
 
 
+def initials(name: str, width: int) -> str:
+    """A dotted name with as many of its first parts cut to their first letter as it takes to fit ``width`` cells.
+
+    ``layers.0.attention.qkv`` becomes ``l.0.a.qkv``: numbers and the end stay, so that a layer is still told from its
+    neighbours. What is too long even so is cut as ``shorten`` does.
+    """
+    *first, last = name.split(".") if len(name) <= 8 * width else [name]
+    for at, part in enumerate(first):
+        if cell_len(".".join([*first, last])) <= width:
+            break
+        first[at] = part if part.isdigit() else part[:1]
+    return shorten(".".join([*first, last]), width)
+
+
 def clipped(text: str, width: int) -> str:
     """A sentence made visible and, beyond ``width`` terminal cells, cut at its end."""
     shown = visible(text[: 4 * width])
