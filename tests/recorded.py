@@ -1,14 +1,16 @@
-"""Rows for run-folder tests: one step of a small model, with figures as incompressible as real ones."""
+"""Rows for run-folder tests: one step of a small model, with figures as incompressible as real ones; and all rows."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from fp8dbg.runs.schema import ROLES, arrow_schema
+from fp8dbg.runs.folder import open_folder
+from fp8dbg.runs.schema import ROLES, TABLES, arrow_schema
 
 LAYERS = tuple(f"model.layers.{i}.mlp.up_proj" for i in range(4))
 
@@ -49,3 +51,10 @@ def rows_of(step: int, rank: int = 0, layers: tuple[str, ...] = LAYERS) -> dict[
         for layer in layers
     ]
     return {"steps": [step_row(step, rank)], "amax": amax, "tensors": list(tensor_rows(step, rank, layers))}
+
+
+def answers(path: Path) -> dict[str, Any]:
+    """Every row of every table, in an order of its own, and the problems."""
+    with open_folder(path) as run:
+        tables = {name: sorted(map(repr, run.rows(f"SELECT * FROM {name}"))) for name in TABLES}
+        return {**tables, "problems": run.problems}

@@ -21,7 +21,7 @@ from fp8dbg.errors import RunFolderError
 from fp8dbg.runs.compact import compact
 from fp8dbg.runs.folder import RunWriter, open_folder
 from fp8dbg.runs.schema import TABLES
-from tests.recorded import rows_of
+from tests.recorded import answers, rows_of
 
 SERVER = multiprocessing.get_context("forkserver")
 FILLED = ("amax", "events", "steps", "tensors")
@@ -45,13 +45,6 @@ def record(path: Path, steps: range, rank: int = 0, every: int = 4, close: bool 
     if close:
         writer.close()
     return writer
-
-
-def answers(path: Path) -> dict[str, Any]:
-    """Every row of every table, in an order of its own, and the problems."""
-    with open_folder(path) as run:
-        tables = {name: sorted(map(repr, run.rows(f"SELECT * FROM {name}"))) for name in TABLES}
-        return {**tables, "problems": run.problems}
 
 
 def parts(path: Path) -> list[Path]:

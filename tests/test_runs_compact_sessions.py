@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
 from fp8dbg.runs.compact import compact
 from fp8dbg.runs.folder import RunWriter, open_folder
-from fp8dbg.runs.schema import TABLES
+from tests.recorded import answers
 
 WRITTEN = ("amax", "events", "steps")
 
@@ -30,12 +29,6 @@ def session(path: Path, steps: range, mark: int, every: int = 3) -> None:
                 store.finish()
         writer.append("steps", [{"step": step, "rank": 0, "loss": mark + 0.5}])
     writer.close()
-
-
-def answers(path: Path) -> dict[str, Any]:
-    with open_folder(path) as run:
-        tables = {name: sorted(map(repr, run.rows(f"SELECT * FROM {name}"))) for name in TABLES}
-        return {**tables, "problems": run.problems}
 
 
 def parts(path: Path, table: str) -> int:
