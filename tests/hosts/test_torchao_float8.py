@@ -147,29 +147,34 @@ def _figures_of_rows(dense: Tensor, cast: Any) -> tuple[int, int, float, float]:
     return figures_.underflow, int(beyond.sum()), float(cast._scale.min()), float(cast._scale.max())
 
 
+def trains_alike(made: Callable[[], nn.Module], folder: Path) -> None:
+    """Bare and watched: same losses and weights; one row of amax per layer, tensor and microbatch, and no event."""
+    torch.manual_seed(0)
+    bare = train(made())
+    torch.manual_seed(0)
+    net = made()
+    with fp8dbg.attach(net, folder, every=1):
+        watched = train(net)
+    assert all(map(torch.equal, bare, watched))
+    counts = rows(folder, "select layer, tensor, count(*) as n from amax group by all")
+    assert len(counts) == 2 * 3
+    assert {row["n"] for row in counts} == {STEPS * MICROBATCHES}
+    assert rows(folder, "select * from events") == []
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("recompute", [None, True, False])
 def test_training_is_bit_identical_and_each_call_is_one_row(
     tmp_path: Path, recipe: str, recompute: bool | None
 ) -> None:
     """Plain and under both kinds of checkpointing: same losses and weights, one row per layer, tensor, microbatch."""
-    torch.manual_seed(0)
-    bare = train(float8(Net(recompute), recipe))
-    torch.manual_seed(0)
-    net = float8(Net(recompute), recipe)
-    with fp8dbg.attach(net, tmp_path, every=1):
-        watched = train(net)
-    assert all(map(torch.equal, bare, watched))
-    counts = rows(tmp_path, "select layer, tensor, count(*) as n from amax group by all")
-    assert len(counts) == 2 * 3
-    assert {row["n"] for row in counts} == {STEPS * MICROBATCHES}
+    trains_alike(lambda: float8(Net(recompute), recipe), tmp_path)
     query = "select tensor, count(*) as n from tensors where what_if is null and recipe is not null group by tensor"
     assert {row["tensor"]: row["n"] for row in rows(tmp_path, query)} == {
         "input": 2 * STEPS * MICROBATCHES,
         "grad_output": 2 * STEPS * MICROBATCHES,
         "weight": 2 * STEPS,
     }
-    assert rows(tmp_path, "select * from events") == []
 
 
 def test_the_scale_of_every_step_is_in_amax(tmp_path: Path) -> None:
@@ -246,17 +251,7 @@ def test_mx_training_is_bit_identical_and_each_call_is_one_row(tmp_path: Path, r
             net.add_module(name, made)
         return net
 
-    torch.manual_seed(0)
-    bare = train(mx(Net(recompute)))
-    torch.manual_seed(0)
-    net = mx(Net(recompute))
-    with fp8dbg.attach(net, tmp_path, every=1):
-        watched = train(net)
-    assert all(map(torch.equal, bare, watched))
-    counts = rows(tmp_path, "select layer, tensor, count(*) as n from amax group by all")
-    assert len(counts) == 2 * 3
-    assert {row["n"] for row in counts} == {STEPS * MICROBATCHES}
-    assert rows(tmp_path, "select * from events") == []
+    trains_alike(lambda: mx(Net(recompute)), tmp_path)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
