@@ -119,9 +119,10 @@ def _of_one_layer(layer: str, recipes: plans.Recipes, own: str) -> tuple[plans.R
 
 
 def torchtitan_flags(plan: plans.Plan, recipe: str = "rowwise") -> str:
-    """The plan as torchtitan's command-line flags, with ``#`` sentences for what they cannot say.
+    """The plan as torchtitan 0.2's command-line flags, with ``#`` sentences for what they cannot say.
 
-    The filter takes substrings of layer names, so it knows whole layers only.
+    The filter takes substrings of layer names, so it knows whole layers only. torchtitan 0.3 has converters in Python
+    instead (read in its 0.3.0: components/quantization/float8.py); what to write there is said in a sentence.
     """
     whole: list[str] = []
     partial: list[str] = []
@@ -133,11 +134,19 @@ def torchtitan_flags(plan: plans.Plan, recipe: str = "rowwise") -> str:
         lines += plans.comment(
             "filter_fqns matches substrings: a layer whose name contains one of these stays in BF16 too."
         )
+    lines += plans.comment(_for_config_registry(whole, recipe))
     for layer in partial:
         lines += plans.comment(
             f"{layer}: torchtitan's flags keep whole layers only; use convert(model) from this file."
         )
     return "\n".join(lines)
+
+
+def _for_config_registry(layers: list[str], recipe: str) -> str:
+    if recipe == "tensorwise":
+        return "torchtitan 0.3 has no such flags and no recipe tensorwise."
+    converter = f"Float8LinearConverter.Config(recipe_name={recipe!r}, filter_fqns={layers!r})"
+    return f"torchtitan 0.3 has no such flags; among the converters of its config_registry: {converter}"
 
 
 def config_without(base: Any, gemms: tuple[str, ...]) -> Any:

@@ -298,13 +298,6 @@ def test_torchao_python_gives_a_layer_another_recipe() -> None:
     assert "2.up: a Float8Linear has no recipe mxfp8" in text
 
 
-def test_torchtitan_flags_name_whole_layers_only() -> None:
-    """Whole layers go into filter_fqns; a layer planned by GEMM is said to be beyond it."""
-    flags = torchao_fallback.torchtitan_flags(Plan((Entry("layers.0.w2"), Entry("layers.1.w2", ("dgrad",)))))
-    assert '--quantize.linear.float8.filter_fqns="layers.0.w2"' in flags
-    assert "layers.1.w2: torchtitan's flags keep whole layers only" in flags
-
-
 def test_hugging_face_python_serves_accelerate_too() -> None:
     """The handler that Accelerate would use filters exactly the planned layers out."""
     need("torchao", "accelerate")
