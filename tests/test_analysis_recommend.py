@@ -108,6 +108,14 @@ def test_another_action_is_named_instead_of_bf16(tmp_path: Path) -> None:
     assert found.headline == "BF16 is not the answer here: give the scale room."
 
 
+def test_spike_in_a_long_history_gets_the_most_recent_amax(tmp_path: Path) -> None:
+    """A window of any length keeps the scale stale for as long."""
+    spike = {"layer": "layers.1.up", "tensor": "input", "from_step": 65, "to_step": 65, "amax_times": 1e5}
+    found = recommended(tmp_path, [spike], history=1024)
+    assert not found.plan
+    assert [a.recipe for a in found.instead] == ["delayed:history=1,algorithm=most_recent"]
+
+
 def test_narrow_gradients_get_the_other_format(tmp_path: Path) -> None:
     """E4M3 gradients that are flushed: the run's own recipe with E5M2."""
     plant = [{"layer": "*.down", "tensor": "grad_output", "from_step": 80, "underflow_ratio": 0.6}]

@@ -100,9 +100,9 @@ _FAULTS = (
         "outlier", ("head",), ("input",), "bf16",
     ),
     Fault(
-        "masked_outliers",
-        lambda scene, case: planted.masked_outliers(scene, case.block),
-        "outlier", ("embed.1", f"{MLP}.up"), ("input", "weight"), "bf16",
+        "hidden_outlier",
+        lambda scene, case: planted.hidden_outlier(scene),
+        "outlier", ("embed.1",), ("input",), "bf16",
     ),
     # a jump of one layer is acted on where a sampled step saw what it clipped; of all layers wherever it falls
     Fault(

@@ -65,10 +65,10 @@ def head_outlier(scene: Scene) -> None:
     _exchange(scene, (scene.model.get_parameter("norm.weight"), 0), (_linear(scene, "head").weight, 1), (7,))
 
 
-def masked_outliers(scene: Scene, block: int) -> None:
-    """Outliers in the embedding and behind it in a SwiGLU: what the first destroys, the second cannot harm."""
+def hidden_outlier(scene: Scene) -> None:
+    """Outliers in the embedding and, behind it, before the head: what the first destroys, the second cannot harm."""
     embedding_outlier(scene)
-    swiglu_outlier(scene, block)
+    head_outlier(scene)
 
 
 def _exchange(

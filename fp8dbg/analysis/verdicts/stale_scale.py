@@ -3,7 +3,8 @@
 Sign: scale_delta far below 0 while underflow_ratio is above its usual value and nothing saturates; an earlier amax in
 the history matches the scale in force.
 Cause: delayed scaling takes the largest amax of its whole history: one spike holds the scale down until it has left.
-Remedy: a shorter history (16 rather than 1024) or the most recent amax; in the running job, reset the amax history.
+Remedy: the most recent amax, or a shorter history (16 rather than 1024: each spike then costs 16 steps); in the running
+job, reset the amax history.
 False alarm when: the scale is too small by less than some 64 times: that costs next to nothing.
 """
 
@@ -60,7 +61,7 @@ def _finding(evidence: Evidence, suspect: Suspect, spike: int) -> Finding:
         summary=f"The scale of {row['tensor']} {'would be' if row['what_if'] else 'is'} "
         f"{times(stretch['usual_scale_delta'])} too small{under(row)} {when(evidence, suspect)}: it still serves the "
         f"spike of step {spike}, and {percent(ratio)} of the values are flushed to zero.",
-        remedy="Shorten the amax history (16, or the most recent amax) or reset it; BF16 is not needed.",
+        remedy="Shorten the amax history (to the most recent amax, or 16) or reset it; BF16 is not needed.",
         action="scale",
         harm=harm_of(evidence, suspect, ratio),
     )
