@@ -6,11 +6,14 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.command_line import Run, in_this_process
+
+if TYPE_CHECKING:
+    from tests.browser import Browser
 
 # The tensors here are small, and threads that wait for each other spin: on a busy machine 50 times slower than one.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -62,3 +65,13 @@ def no_hooks_left() -> Iterator[None]:
 def command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Run]:
     """Runs the command line in this process."""
     yield from in_this_process(monkeypatch, capsys)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One Chromium for all tests of a file."""
+    from tests.browser import start  # brings selenium
+
+    started = start()
+    yield started
+    started.driver.quit()

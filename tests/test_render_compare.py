@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,21 +10,13 @@ import pytest
 from fp8dbg.analysis.compare import compare
 from fp8dbg.analysis.run import open_run
 from fp8dbg.render.compare_page import write_comparison
-from tests.browser import Browser, opens_silently_and_fits, start
+from tests.browser import Browser, opens_silently_and_fits
 from tests.command_line import in_a_process
 from tests.pages import HOSTILE, hostile
 from tests.synthetic import non_finite, outlier, write_run
 
 ROOT = Path(__file__).resolve().parent.parent
 KINDS = ("same", "outlier", "nan", "hostile", "recipes", "no loss")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """One Chromium for all tests of this file."""
-    started = start()
-    yield started
-    started.driver.quit()
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,19 +12,11 @@ from selenium.webdriver.common.keys import Keys
 from fp8dbg.analysis.run import Run, open_run
 from fp8dbg.analysis.summary import summarise
 from fp8dbg.render.html import write_report
-from tests.browser import Browser, opens_silently_and_fits, start
+from tests.browser import Browser, opens_silently_and_fits
 from tests.pages import HOSTILE, empty, faulted, hostile
 from tests.synthetic import swiglu_outlier, write_run
 
 KINDS = ("faulted", "healthy", "hostile", "empty", "ranks", "block", "compared")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """One Chromium for all tests of this file."""
-    started = start()
-    yield started
-    started.driver.quit()
 
 
 @pytest.fixture(scope="module")
