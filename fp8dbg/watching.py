@@ -38,7 +38,9 @@ USUAL = 100
 """Cadence that a run with none is given."""
 
 FIGURES = ("underflow_ratio", "saturated_ratio", "scale_delta", "rel_l2")
-TITLES = ("underflow", "saturated", "log2 scale off", "rel_l2")
+TITLES = ("underflow", "saturated", "log2 off", "rel_l2")
+BESIDE_A_LAYER = 58
+"""Cells that the other columns of the wider table take: the name of a layer gets the rest, so that 80 suffice."""
 
 
 class Watch(App[None]):
@@ -113,8 +115,11 @@ class Watch(App[None]):
             self._busy = False
 
     def _take(self, what: str, now: object, ration: Ration, read: Callable[[], T], show: Callable[[T], None]) -> None:
-        """Read and show, unless nothing has been written since the last time."""
-        used = time.process_time()
+        """Read and show, unless nothing has been written since the last time.
+
+        The first look is not charged: it imports what looking takes, which would make the second wait for a minute.
+        """
+        used, first = time.process_time(), what not in self._seen
         try:
             if self._seen.get(what) != now:
                 found = read()
@@ -122,7 +127,7 @@ class Watch(App[None]):
                 self.call_from_thread(show, found)
         except Fp8dbgError as error:
             self.call_from_thread(self._say, str(error))
-        ration.spent(time.process_time() - used)
+        ration.spent(0.0 if first else time.process_time() - used)
 
     def show_pulse(self, now: Pulse) -> None:
         """State, step and loss."""
@@ -136,14 +141,19 @@ class Watch(App[None]):
     def show_judgement(self, now: Judgement) -> None:
         """Headline and tables; the cursor stays where it was."""
         self._write("headline", now.headline)
+        width = max(12, self.size.width - BESIDE_A_LAYER)
+
+        def named(layer: str | None) -> str | None:
+            return None if layer is None else shorten(layer, width)
+
         findings = [
             (
                 (f.layer, f.tensor),
-                [Text(f.severity, STYLES[f.severity]), f.layer, f.tensor or f.gemm, f.first_step, f.title],
+                [Text(f.severity, STYLES[f.severity]), named(f.layer), f.tensor or f.gemm, f.first_step, f.title],
             )
             for f in now.findings
         ]
-        worst = [((r["layer"], r["tensor"]), [r["layer"], r["tensor"], *map(r.get, FIGURES)]) for r in now.worst]
+        worst = [((r["layer"], r["tensor"]), [named(r["layer"]), r["tensor"], *map(r.get, FIGURES)]) for r in now.worst]
         self._fill("findings", findings)
         self._fill("worst", worst)
 
