@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.amp import GradScaler
@@ -61,6 +62,23 @@ def test_the_loss_is_the_one_before_the_scaler(tmp_path: Path) -> None:
     assert table(tmp_path, "select * from events") == []
 
 
+def harms(layer: nn.Module, optimizer: torch.optim.Optimizer, scaler: GradScaler, run_dir: Path) -> list[float]:
+    """Impact and sensitivity of each fprop of a training."""
+    with fp8dbg.attach(layer, run_dir, optimizer, every=1):
+        trained(layer, optimizer, scaler)
+    rows = table(run_dir, "select impact, sensitivity from gemms where gemm = 'fprop' order by step, microbatch")
+    return [row[name] for row in rows for name in ("impact", "sensitivity")]
+
+
+def test_what_an_error_does_to_the_loss_is_in_the_losses_units(tmp_path: Path) -> None:
+    """The scaler multiplies every gradient; impact and sensitivity are what they are without it."""
+    layer, optimizer, _ = training()
+    expected = harms(layer, optimizer, GradScaler("cpu", enabled=False), tmp_path / "off")
+    assert len(expected) == 12
+    assert all(expected)
+    assert harms(*training(), tmp_path / "on") == pytest.approx(expected, rel=1e-4)
+
+
 def test_several_losses_that_are_scaled_at_once(tmp_path: Path) -> None:
     """Their sum is the root's value, as without a scaler."""
     layer, optimizer, scaler = training()
@@ -85,7 +103,7 @@ def test_a_scaler_that_is_off_changes_nothing(tmp_path: Path) -> None:
 def test_what_was_made_of_a_scaled_loss_is_no_loss(tmp_path: Path) -> None:
     """Nobody knows what it is: NULL, and one event that says what to do; a loss that is logged is recorded."""
     layer, optimizer, scaler = training()
-    with fp8dbg.attach(layer, tmp_path, optimizer) as run:
+    with fp8dbg.attach(layer, tmp_path, optimizer, every=1) as run:
         for step in range(3):
             backward(scaler.scale(loss_of(layer)) / 2 + 1.0)
             if step == 2:
@@ -93,6 +111,8 @@ def test_what_was_made_of_a_scaled_loss_is_no_loss(tmp_path: Path) -> None:
             scaler.step(optimizer)
             scaler.update()
     assert losses(tmp_path) == [None, None, 0.5]
+    harm = "select count(*) as rows, count(impact) as impacts, count(sensitivity) as sensitivities from gemms"
+    assert table(tmp_path, f"{harm} where gemm = 'fprop'") == [{"rows": 3, "impacts": 0, "sensitivities": 0}]
     (event,) = table(tmp_path, "select step, kind, detail from events")
     assert (event["step"], event["kind"]) == (0, "gap")
     assert "run.log(loss=...)" in event["detail"]

@@ -20,6 +20,7 @@ from fp8dbg.recording.ledger import Ledger, Row
 from fp8dbg.recording.module_hooks import ModuleHandle, hook_module
 from fp8dbg.recording.names import matches, named_layers
 from fp8dbg.recording.probe import Probe, Probing
+from fp8dbg.recording.scaled_losses import unscale
 from fp8dbg.recording.silence import Silence
 from fp8dbg.recording.steps import Optimizers, StepLog
 from fp8dbg.recording.tensors import modes_active, undisturbed
@@ -75,6 +76,7 @@ class Recorder:
         self._claimed: set[int] = set()
         self.inputs, self.log, self.dumps = LastSeen(), StepLog(parts.writer, self.loss_seen), Dumps()
         self.losses, self.ring = Losses(), Ring()
+        self._factors: dict[int, float | Tensor] = {}
         self.step, self.microbatch, self.tick = first_step, 0, 0
         self.calls = self._calls_at_root = self._calls_at_step = 0
         self.stepped: set[int] = set()
@@ -205,8 +207,9 @@ class Recorder:
     def take_loss(self, tensors: Any) -> None:
         """The root's value."""
         with undisturbed(None) if modes_active() else contextlib.nullcontext():
-            known = self.log.root(tensors)
-        if not known and not self._told_unknown:
+            root = self.log.root(tensors)
+        self._factors[self.microbatch] = root.factor
+        if root.loss is None and root.factor != 1.0 and not self._told_unknown:
             self._told_unknown = True
             self._say(
                 "The loss is not recorded where it is not logged: a GradScaler multiplied it, and the backward pass "
@@ -245,6 +248,7 @@ class Recorder:
             start = time.perf_counter()
         self._last_stepped, self.stepped = self.stepped, set()
         self.waiting.clear()
+        self._factors.clear()
         self.step, self.microbatch, self.tick = self.step + 1, 0, self.tick + 1
         self._calls_at_step = self._calls_at_root = self.calls
         self.decide()
@@ -289,6 +293,8 @@ class Recorder:
             if call.probe is not None:
                 taken = call.probe.take()
                 for table, row in taken:
+                    if table == "gemms":
+                        unscale(row, self._factors.get(call.microbatch, 1.0))
                     self.writer.append(table, [row])
                 self.look_at_figures(call, [row for table, row in taken if table == "tensors"])
 

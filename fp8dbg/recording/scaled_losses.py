@@ -1,5 +1,8 @@
 """The loss before a gradient scaler multiplied it: what ``GradScaler.scale`` was given, found again from a root.
 
+Figures of the loss and what is predicted of it are in its own units then. Gradients stay as they are: the scaler's
+multiples are what is cast to FP8.
+
 While somebody listens, ``scale`` notes the loss on the autograd node of what it returns. The note lives and dies with
 that node, and the node is there whatever becomes of the tensor.
 """
@@ -7,16 +10,17 @@ that node, and the node is there whatever becomes of the tensor.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.amp import GradScaler
 
-__all__ = ["note_losses", "unscaled"]
+__all__ = ["Root", "note_losses", "root_of", "unscale"]
 
 _NOTE = "fp8dbg loss"
 
@@ -38,21 +42,43 @@ def note_losses() -> Callable[[], None]:
     return wrapped.close
 
 
-def unscaled(root: Tensor) -> Tensor | None:
-    """The loss that a backward pass's root stands for.
+class Root(NamedTuple):
+    """What a backward pass's root is a multiple of.
 
-    Returns:
-        what a scaler was given where it returned this root; the root itself where no scaler had a part in it; None
-        where something else was done to it after it was scaled, so that nobody knows what it is.
+    Attributes:
+        loss: the loss; None where something was done to it after a scaler multiplied it, so that nobody knows it.
+        factor: what it was multiplied by, and every gradient with it; 1 without a scaler, NaN where it is not known.
     """
+
+    loss: Tensor | None
+    factor: float | Tensor = 1.0
+
+
+def root_of(root: Tensor) -> Root:
+    """The loss behind a backward pass's root of one element; where it is on an accelerator, nothing waits for it."""
     nodes = islice(_nodes(root), _LOOKED_AT)
     first = next(nodes, None) if _noted else None
     if first is None:
-        return root
-    note = first.metadata.get(_NOTE)
+        return Root(root)
+    note: Tensor | None = first.metadata.get(_NOTE)
     if note is not None:
-        return note  # type: ignore[no-any-return]  # metadata holds anything
-    return None if any(_NOTE in node.metadata for node in nodes) else root
+        return Root(note, _ratio(root.detach(), note))
+    return Root(None, math.nan) if any(_NOTE in node.metadata for node in nodes) else Root(root)
+
+
+def unscale(row: dict[str, Any], factor: float | Tensor) -> None:
+    """Give a row of ``gemms`` the loss's own units: impact grows with the gradient, sensitivity with its square."""
+    factor = float(factor)
+    for name, power in (("impact", 1), ("sensitivity", 2)):
+        if factor != 1.0 and row.get(name) is not None:
+            row[name] = row[name] / factor**power if math.isfinite(factor) and factor else None
+
+
+def _ratio(scaled: Tensor, loss: Tensor) -> float | Tensor:
+    if not loss.is_cpu:
+        return scaled.float() / loss.float()
+    value = float(loss)
+    return float(scaled) / value if value else math.nan
 
 
 def _kinds(kind: type[Any]) -> Iterator[type[Any]]:

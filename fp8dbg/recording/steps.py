@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fp8dbg.errors import UsageError
-from fp8dbg.recording.scaled_losses import unscaled
+from fp8dbg.recording.scaled_losses import Root, root_of
 
 if TYPE_CHECKING:
     from fp8dbg.recording.ledger import Row
@@ -115,21 +115,22 @@ class StepLog:
         self._last_step: int | None = None
         self._last_reason: str | None = None
 
-    def root(self, tensors: Any) -> bool:
+    def root(self, tensors: Any) -> Root:
         """Take the value of a backward pass's root as a microbatch's loss; roots that are no scalars are none.
 
         Returns:
-            False where a gradient scaler had a part in it and the loss itself is not known: then the step has none.
+            the loss, and what a gradient scaler multiplied it by. Where the loss is not known the step has none.
         """
         roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-        if roots and all(isinstance(t, Tensor) and t.numel() == 1 for t in roots):
-            losses = [loss for t in roots if (loss := unscaled(t)) is not None]
-            if len(losses) < len(roots):
-                self._unknown = True
-                return False
+        if not roots or not all(isinstance(t, Tensor) and t.numel() == 1 for t in roots):
+            return Root(None)
+        found = [root_of(t) for t in roots]
+        losses = [one.loss for one in found if one.loss is not None]
+        if len(losses) == len(roots):
             values = [t.item() if t.is_cpu else t.detach().float().reshape(()).clone() for t in losses]
             self._losses.append(sum(values[1:], values[0]))
-        return True
+        self._unknown = self._unknown or len(losses) < len(roots)
+        return next((one for one in found if one.loss is None), found[0])
 
     def total(self) -> float | Tensor | None:
         """Sum of the roots of the step that is running, for hosts whose microbatch losses add up; None without any."""
