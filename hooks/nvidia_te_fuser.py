@@ -10,10 +10,13 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
+
+from fp8dbg.recording.guard import guarded
 
 OPERATIONS = "transformer_engine.pytorch.ops"
 
@@ -22,14 +25,24 @@ _BEFORE = "fp8dbg_before_cast"
 
 
 class Made(NamedTuple):
-    """What an operation has cast to FP8 for the next one: the operation, and what it was given."""
+    """What an operation has cast to FP8 for the next one: the operation, and what it was given.
+
+    ``context``: in an activation's backward, on measured steps, what it needs to be run once more without the cast.
+    """
 
     operation: nn.Module
     given: Tensor
+    context: SimpleNamespace | None = None
 
 
 class Listener(Protocol):
     """Somebody who records one ``BasicLinear``. Its methods raise nothing."""
+
+    def lost(self, what: str, error: Exception) -> None:
+        """Say that something of the layer is no longer seen."""
+
+    def measures(self) -> bool:
+        """Whether this step is measured in full."""
 
     def called(self, grad_enabled: bool) -> None:
         """The fuser is about to run; whether gradients are wanted shows only here, outside its autograd function."""
@@ -88,6 +101,7 @@ def _is_linear(op: nn.Module) -> bool:
 
 def _wrap() -> None:
     """Wrap the methods where they are defined: in the base of all basic operations, and in each fusion of several."""
+    _watching.off.clear()
     op = sys.modules[f"{OPERATIONS}.op"]
     linear = sys.modules[f"{OPERATIONS}.basic.basic_linear"].BasicLinear
     _replace(linear, "pre_fuser_forward", _announcing)
@@ -110,11 +124,61 @@ def _replace(kind: type, name: str, wrapper: Callable[[Any], Any]) -> None:
         setattr(kind, name, wrapper(method))
 
 
+class _Watching:
+    """What the wrappers do beside the methods they stand for. A fault in it ends it, and never reaches training."""
+
+    def __init__(self) -> None:
+        self.off: set[str] = set()
+
+    def lost(self, what: str, error: Exception) -> None:
+        """Have every layer's run say that something of it is no longer seen."""
+        for listener in [one for found in _listeners.values() for one in found]:
+            listener.lost(what, error)
+
+    @guarded("its calls by the fuser")
+    def announced(self, op: Any) -> None:
+        """An operation's fuser is about to run."""
+        for listener in _listeners.get(id(op), ()):
+            listener.called(torch.is_grad_enabled())
+
+    @guarded("its forward by the fuser")
+    def after_forward(self, op: Any, contexts: Any, given: Any, done: Any) -> None:
+        """An operation has run forward."""
+        made = _taken(given)
+        for place, listener in _places(op):
+            listener.forward(op, contexts[place], given, done[0], made)
+        _leave(done[0], op, given)
+
+    @guarded("its backward by the fuser")
+    def before_backward(self, op: Any, contexts: Any, gradient: Any) -> SimpleNamespace | None:
+        """An operation is about to run backward; what is kept of an activation's context."""
+        made = _taken(gradient)
+        for place, listener in _places(op):
+            listener.gradient(contexts[_place_of(contexts, "weight_requires_grad", place)], gradient, made)
+        last = op.basic_ops[-1] if op.is_fused_op else op
+        return (
+            _kept_for_again(contexts[_place_of(contexts, _CASTS, len(contexts) - 1)]) if is_activation(last) else None
+        )
+
+    @guarded("its results by the fuser")
+    def after_backward(self, op: Any, contexts: Any, gradient: Any, done: Any, context: SimpleNamespace | None) -> None:
+        """An operation has run backward."""
+        for place, listener in _places(op):
+            own = _place_of(contexts, "weight_requires_grad", place)
+            listener.results(op, contexts[own], done[0], next(iter(done[1][own] or ()), None))
+        _leave(done[0], op, gradient, context)
+
+
+_watching = _Watching()
+
+_CASTS = "prev_op_grad_output_quantizer"
+"""What an activation's context has: the quantizer of the gradient that it hands on."""
+
+
 def _announcing(method: Any) -> Any:
     @functools.wraps(method)
     def pre_fuser_forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        for listener in _listeners.get(id(self), ()):
-            listener.called(torch.is_grad_enabled())
+        _watching.announced(self)
         return method(self, *args, **kwargs)
 
     return pre_fuser_forward
@@ -124,10 +188,7 @@ def _forwarding(method: Any) -> Any:
     @functools.wraps(method)
     def fuser_forward(self: Any, contexts: Any, given: Any, *args: Any, **kwargs: Any) -> Any:
         done = method(self, contexts, given, *args, **kwargs)
-        made = _taken(given)
-        for place, listener in _places(self):
-            listener.forward(self, contexts[place], given, done[0], made)
-        _leave(done[0], self, given)
+        _watching.after_forward(self, contexts, given, done)
         return done
 
     return fuser_forward
@@ -136,16 +197,34 @@ def _forwarding(method: Any) -> Any:
 def _reversing(method: Any) -> Any:
     @functools.wraps(method)
     def fuser_backward(self: Any, contexts: Any, gradient: Any, *args: Any, **kwargs: Any) -> Any:
-        made, places = _taken(gradient), _places(self)
-        for place, listener in places:
-            listener.gradient(contexts[place], gradient, made)
+        context = _watching.before_backward(self, contexts, gradient)
         done = method(self, contexts, gradient, *args, **kwargs)
-        for place, listener in places:
-            listener.results(self, contexts[place], done[0], next(iter(done[1][place] or ()), None))
-        _leave(done[0], self, gradient)
+        _watching.after_backward(self, contexts, gradient, done, context)
         return done
 
     return fuser_backward
+
+
+def is_activation(op: Any) -> bool:
+    """Whether this is one of the operations that compute an activation."""
+    return type(op).__module__.startswith((f"{OPERATIONS}.basic.activation", f"{OPERATIONS}.basic.swiglu"))
+
+
+def _kept_for_again(context: Any) -> SimpleNamespace | None:
+    """An activation's context before its backward empties it, to be read once more without the cast at its end."""
+    saved = context.saved_tensors or ()
+    if not all(map(plain, saved)) or not any(one.measures() for found in _listeners.values() for one in found):
+        return None
+    return SimpleNamespace(**{**vars(context), "saved_tensors": tuple(t.detach() for t in saved), _CASTS: None})
+
+
+def _place_of(contexts: Any, mark: str, place: int) -> int:
+    """Where an operation's context is among a fusion's in backward: its forward has left a mark in it.
+
+    Transformer Engine 2.8 hands them in the order of the backward, later versions in that of the operations.
+    """
+    marked = [i for i, context in enumerate(contexts) if hasattr(context, mark)]
+    return marked[0] if len(marked) == 1 else place
 
 
 def _places(op: Any) -> list[tuple[int, Listener]]:
@@ -155,10 +234,10 @@ def _places(op: Any) -> list[tuple[int, Listener]]:
     return [(i, one) for i, basic in enumerate(op.basic_ops) for one in _listeners.get(id(basic), ())]
 
 
-def _leave(made: Any, operation: Any, given: Any) -> None:
+def _leave(made: Any, operation: Any, given: Any, context: SimpleNamespace | None = None) -> None:
     """Leave at a tensor in FP8, for the operation that comes next, what it was before the cast."""
     if hasattr(made, "_quantizer") and plain(given) and hasattr(made, "__dict__"):
-        made.__dict__[_BEFORE] = Made(operation, given)
+        made.__dict__[_BEFORE] = Made(operation, given, context)
 
 
 def _taken(tensor: Any) -> Made | None:

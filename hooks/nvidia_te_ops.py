@@ -2,7 +2,8 @@
 
 What the GEMM reads is seen as it arrives. Where the operation before has cast it to FP8 already, a norm or an
 activation is computed once more (on a GPU its last bit may differ from the fused kernel's), and the gradient of a bias
-is what the bias was given. What stays inside a fusion all the same is left out and said once in ``events``.
+is what the bias was given; that of an activation is computed once more, on measured steps only. What stays inside a
+fusion all the same is left out and said once in ``events``.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ _ADDS_UP = {"BackwardLinearAdd"}
 
 _HIDDEN = {
     "input": "Its input is cast to FP8 inside {}, which hands nothing else on: it is not measured.",
+    "gradient": "Its grad_output is cast to FP8 inside {}: it is computed once more on measured steps, and has no amax "
+    "on the others.",
     "grad_output": "Its grad_output is cast to FP8 inside {}, which hands nothing else on: it is not measured.",
     "output": "Its output is what {} hands on, not the FP8 GEMM's own result: that is not compared.",
     "results": "The products of its backward are not handed on by {}: they are not compared.",
@@ -86,6 +89,10 @@ class OperationTap:
         """Record that something of this layer is no longer seen."""
         self.recorder.lost_at(self.layer.name, what, error)
 
+    def measures(self) -> bool:
+        """Whether this step is measured in full."""
+        return self.recorder.sampled and not self.recorder.paused
+
     def called(self, grad_enabled: bool) -> None:
         """Inside the fuser's autograd function gradients are off, whatever they are outside of it."""
         self._grad_enabled = grad_enabled
@@ -117,10 +124,15 @@ class OperationTap:
             return
         if fuser.plain(gradient):
             call.gradient((gradient,))
-        elif made is not None and type(made.operation).__name__ == "Bias":
+            return
+        name = "the operation after" if made is None else type(made.operation).__name__
+        if made is not None and name == "Bias":
             call.gradient((made.given,))
-        else:
-            self._tell("grad_output", "the operation after" if made is None else type(made.operation).__name__)
+        elif made is not None and made.context is not None:
+            self._tell("gradient", name)
+            call.gradient((_gradient_before_cast(made),))
+        elif self.measures():
+            self._tell("grad_output", name)
 
     @guarded("its grad_input and grad_weight")
     def results(self, run_by: nn.Module, context: Any, grad_input: Any, grad_weight: Any) -> None:
@@ -153,7 +165,7 @@ def _before_cast(made: fuser.Made, layer: OperationLayer) -> Tensor | None:
     A norm casts its float32 value itself under delayed scaling; elsewhere that is rounded to its dtype first.
     """
     operation: Any = made.operation
-    name, module = type(operation).__name__, type(operation).__module__
+    name = type(operation).__name__
     if name in ("LayerNorm", "RMSNorm"):
         if operation.weight.ndim != 1:
             return None
@@ -161,12 +173,21 @@ def _before_cast(made: fuser.Made, layer: OperationLayer) -> Tensor | None:
         y = norm(made.given, operation.weight, bias, operation.eps, operation.zero_centered_gamma)
         fused = layer.recipe is not None and layer.recipe.name == "delayed"
         return y if fused else y.to(_working_dtype(operation))
-    if module.startswith((f"{fuser.OPERATIONS}.basic.activation", f"{fuser.OPERATIONS}.basic.swiglu")):
+    if fuser.is_activation(operation):
         context = type("Context", (), {"requires_grad": False})()
         with torch.no_grad():
             again = operation.op_forward(context, made.given.detach(), None, None)
         return again if fuser.plain(again) else None
     return None
+
+
+def _gradient_before_cast(made: fuser.Made) -> Tensor | None:
+    """What an activation's backward has cast, or that of one fused with a bias before it, computed once more."""
+    operation: Any = made.operation
+    activation = operation.basic_ops[-1] if operation.is_fused_op else operation
+    with torch.no_grad():
+        again: Tensor = activation.op_backward(made.context, made.given)[0]
+    return again
 
 
 def _working_dtype(operation: Any) -> torch.dtype:
