@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -75,3 +76,11 @@ def browser() -> Iterator[Browser]:
     started = start()
     yield started
     started.driver.quit()
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose layers.2.up was drowned by an outlier from step 100 on."""
+    from tests.synthetic import outlier, write_run
+
+    return write_run(tmp_path_factory.mktemp("runs") / "faulty", plant=outlier())

@@ -11,14 +11,9 @@ from fp8dbg.hooks import writers
 from fp8dbg.recommending import write_plan
 from fp8dbg.runs.plan import Plan, PlanEntry
 from tests.command_line import Run
-from tests.synthetic import outlier, write_run
+from tests.synthetic import write_run
 
 PLAN = Plan((PlanEntry("layers.2.up", ("fprop",), reason="97 % is lost."),))
-
-
-@pytest.fixture(scope="module")
-def faulty(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_run(tmp_path_factory.mktemp("runs") / "faulty", plant=outlier())
 
 
 @pytest.mark.parametrize("host", writers())
