@@ -258,16 +258,24 @@ def _table(connection: duckdb.DuckDBPyConnection, query: str, params: Parameters
         raise _error(error) from error
 
 
+_KEPT = (
+    "SELECT 1 FROM (SELECT table_name AS name FROM duckdb_tables() WHERE temporary "
+    "UNION ALL SELECT view_name FROM duckdb_views() WHERE temporary) WHERE name = ?"
+)
+
+
 def _keep_merged(connection: duckdb.DuckDBPyConnection, reads: Sequence[str]) -> None:
-    """Merging is most of a question's cost: its result is kept as a temporary table, which hides the view."""
+    """Merging is most of a question's cost: its result is kept as a temporary table, which hides the view.
+
+    Where there is nothing to merge, a temporary view hides it: the run's own files are read, and no copy is in memory.
+    """
     for name in sorted(set(reads) & set(MERGED)):
         try:
-            if connection.execute(
-                "SELECT 1 FROM duckdb_tables() WHERE temporary AND table_name = ?", [name]
-            ).fetchone():
+            if connection.execute(_KEPT, [name]).fetchone():
                 continue
-            first, *others = MERGED[name].pieces(*connection.execute(MERGED[name].extent_sql).fetchall()[0])
-            connection.execute(f"CREATE TEMP TABLE {name} AS {first}")
+            plain, *extent = connection.execute(MERGED[name].extent_sql).fetchall()[0]
+            first, *others = MERGED[name].pieces(plain, *extent)
+            connection.execute(f"CREATE TEMP {'VIEW' if plain else 'TABLE'} {name} AS {first}")
             for select in others:
                 connection.execute(f"INSERT INTO temp.{name} {select}")
         except duckdb.Error as error:
