@@ -204,3 +204,13 @@ def test_layers_that_a_fault_empties_are_named_as_not_seen(tmp_path: Path) -> No
     emptied = {"layer": "layers.2.down", "tensor": "input", "from_step": 101, "zeros_ratio": 1.0}
     found = recommended(tmp_path, [*drowned("layers.2.up", "weight", **BROKEN), emptied, *SETTLED])
     assert any(note.startswith("Nothing but zeros reaches layers.2.down") for note in found.notes)
+
+
+@pytest.mark.parametrize(("times", "chosen"), [(1.0, ["fprop"]), (100.0, ["fprop", "wgrad"])])
+def test_lost_weight_gradient_of_the_layer_that_learns_most_is_in_the_plan(
+    times: float, chosen: list[str], tmp_path: Path
+) -> None:
+    """Whatever its harm: no other layer makes up for it."""
+    leading = {"layer": "layers.2.down", "tensor": "grad_weight", "amax_times": times, "rms": 1e-3 * times}
+    found = recommended(tmp_path, [*drowned("layers.2.down", "input", **BROKEN), leading, *SETTLED])
+    assert gemms(found) == {"layers.2.down": chosen}

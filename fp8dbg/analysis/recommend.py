@@ -149,15 +149,16 @@ def require_enough(evidence: Evidence, findings: Sequence[Finding]) -> None:
 
 
 def chosen_gemms(fault: Fault) -> tuple[GemmHarm, ...]:
-    """The fewest GEMMs of a fault that take away ``ENOUGH`` of its harm; all of them where harm is not measured."""
+    """The fewest GEMMs of a fault that take away ``ENOUGH`` of its harm, and those that lead the learning.
+
+    All of them where harm is not measured.
+    """
     if not fault.measured:
         return fault.gemms
     forward = tuple(g for g in fault.gemms if g.gemm == "fprop" and (g.harm or g.hidden))
     removed, chosen = max((g.harm or 0.0 for g in forward), default=0.0), list(forward)
     for gemm in fault.gemms:
-        if removed >= ENOUGH * fault.harm and chosen:
-            break
-        if gemm not in forward:
+        if gemm not in forward and (gemm.leads or removed < ENOUGH * fault.harm or not chosen):
             chosen.append(gemm)
             removed += gemm.harm or 0.0
     return tuple(chosen)

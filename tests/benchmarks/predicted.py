@@ -147,6 +147,6 @@ def _layout() -> dict[str, Any]:
         "title": {"text": "What a single GEMM in FP8 does to the loss: predicted and measured", "x": 0.02},
         "xaxis": axis | {"title": {"text": "predicted harm (a rank, in units of the loss)"}},
         "yaxis": axis | {"title": {"text": "measured effect on the loss, ± its noise", "standoff": 8}},
-        "legend": {"x": 0.02, "y": 0.98, "bgcolor": "rgba(255,255,255,0.8)"},
+        "legend": {"x": 0.98, "y": 0.03, "xanchor": "right", "yanchor": "bottom", "bgcolor": "rgba(255,255,255,0.8)"},
         "margin": {"l": 90, "r": 20, "t": 50, "b": 60},
     }
