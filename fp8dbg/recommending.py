@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fp8dbg.errors import UnknownNameError, UsageError
+from fp8dbg.errors import UsageError
 
 if TYPE_CHECKING:
     from fp8dbg.runs.plan import Plan
@@ -20,10 +20,9 @@ def require_host(host: str) -> None:
     Raises:
         UnknownNameError: its message lists the hosts.
     """
-    from fp8dbg.hooks import writers  # brings torch, for more than a second: only where a host is named
+    from fp8dbg.hooks import writer
 
-    if host not in (known := writers()):
-        raise UnknownNameError("host", host, list(known))
+    writer(host)
 
 
 def write_plan(plan: Plan, host: str | None, out: Path) -> list[Path]:
@@ -31,7 +30,7 @@ def write_plan(plan: Plan, host: str | None, out: Path) -> list[Path]:
 
     Args:
         plan: the plan; an empty one is written too, so that no earlier one stays in force.
-        host: a name of ``hooks.writers``; None: plan.json alone.
+        host: a name of ``hooks.WRITERS``; None: plan.json alone.
         out: the folder; made if it is missing.
 
     Returns:
@@ -42,9 +41,9 @@ def write_plan(plan: Plan, host: str | None, out: Path) -> list[Path]:
     """
     texts = {"plan.json": plan.to_json() + "\n"}
     if host is not None and plan:
-        from fp8dbg.hooks import writers
+        from fp8dbg.hooks import writer
 
-        texts[f"fallback_{host}{SUFFIXES.get(host, '.py')}"] = writers()[host].write_fallback(plan)
+        texts[f"fallback_{host}{SUFFIXES.get(host, '.py')}"] = writer(host).write_fallback(plan)
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():

@@ -54,7 +54,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fp8dbg.errors import UnknownNameError, UsageError
 from fp8dbg.hooks.plans import GEMMS
-from fp8dbg.numerics.arguments import a_module
 from fp8dbg.numerics.recipes import recipe_named
 
 if TYPE_CHECKING:
@@ -121,18 +120,34 @@ class Adapter(Protocol):
 
 
 class Writer(Protocol):
-    """A file that writes plans, whether it records or not."""
-
-    HOST: str
+    """A file that writes plans; it imports no torch."""
 
     def write_fallback(self, plan: Plan) -> str:
         """The plan as the host's own configuration."""
 
 
-def writers() -> dict[str, Writer]:
-    """Host -> what writes a plan for it: every adapter, and files of trainers that have no layers of their own."""
-    modules: list[Any] = [import_module(f"{__name__}.{m.name}") for m in pkgutil.iter_modules(__path__)]
-    return {m.HOST: m for m in modules if hasattr(m, "HOST") and hasattr(m, "write_fallback")}
+WRITERS = {
+    "huggingface": "huggingface_fallback",
+    "megatron": "megatron_fallback",
+    "nemo_lightning": "nemo_fallback",
+    "nvidia_te": "nvidia_te_fallback",
+    "pytorch": "pytorch_fallback",
+    "torchao_float8": "torchao_float8_fallback",
+}
+"""Host -> the file that writes a plan for it: every adapter's, and those of trainers that have no own layers."""
+
+
+def writer(host: str) -> Writer:
+    """What writes a plan for a host, without torch, which takes longer to import than a plan to be made.
+
+    Raises:
+        UnknownNameError: nothing does; the message lists the hosts.
+    """
+    if host not in WRITERS:
+        raise UnknownNameError("host", host, list(WRITERS))
+    found: Any = import_module(f"{__name__}.{WRITERS[host]}")
+    written: Writer = found
+    return written
 
 
 def adapters() -> list[Adapter]:
@@ -167,6 +182,8 @@ def apply_fallback(model: nn.Module, plan: Plan) -> list[str]:
             changed.
         UsageError: this is no model or no plan.
     """
+    from fp8dbg.numerics.arguments import a_module  # brings torch, which writing a plan does without
+
     found, owner = adapters(), _owners(a_module(model))
     for entry in _entries(plan):
         if entry.layer not in owner:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +9,7 @@ from torch import Tensor, nn
 
 from fp8dbg.errors import UnknownNameError
 from fp8dbg.hooks import Handles, attach_each, plans
+from fp8dbg.hooks.pytorch_fallback import write_fallback as write_fallback
 from fp8dbg.numerics.simulated import SimulatedLinear
 from fp8dbg.recording.layer import Gradients, Layer, ScaleInForce
 from fp8dbg.recording.names import named_layers
@@ -107,11 +107,3 @@ def apply_fallback(model: nn.Module, plan: plans.Plan) -> list[str]:
         elif set(recipes.values()) != {"bf16"}:
             said.append(f"{name} is a plain nn.Linear: it stays in high precision. Use fp8dbg.simulate(...).")
     return said
-
-
-def write_fallback(plan: plans.Plan) -> str:
-    """The plan as Python: the call of ``fp8dbg.simulate`` that rehearses it."""
-    head = plans.comment("fp8dbg fallback plan for a simulated run: pass the recipe that the run was made with.")
-    entries = [f"    {json.dumps(layer)}: {json.dumps(recipes)}," for layer, recipes in plans.by_layer(plan).items()]
-    body = ["import fp8dbg", "", "FALLBACK = {", *entries, "}", "", 'fp8dbg.simulate(model, "delayed", FALLBACK)']
-    return plans.text_of([*head, *plans.described(plan), *body])

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from fp8dbg.hooks import writers
+from fp8dbg.hooks import WRITERS, adapters, writer
 from fp8dbg.recommending import write_plan
 from fp8dbg.runs.plan import Plan, PlanEntry
 from tests.command_line import Run
@@ -16,7 +18,7 @@ from tests.synthetic import write_run
 PLAN = Plan((PlanEntry("layers.2.up", ("fprop",), reason="97 % is lost."),))
 
 
-@pytest.mark.parametrize("host", writers())
+@pytest.mark.parametrize("host", WRITERS)
 def test_every_host_gets_a_file_that_names_the_layer(host: str, tmp_path: Path) -> None:
     """plan.json reads back as the plan, and the host's own configuration stands beside it."""
     written = write_plan(PLAN, host, tmp_path / "new" / "folder")
@@ -25,7 +27,7 @@ def test_every_host_gets_a_file_that_names_the_layer(host: str, tmp_path: Path) 
     assert "layers" in written[1].read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("host", writers())
+@pytest.mark.parametrize("host", WRITERS)
 def test_configuration_in_python_compiles(host: str, tmp_path: Path) -> None:
     """A file that ends in .py is Python; one that does not would not be."""
     path = write_plan(PLAN, host, tmp_path)[1]
@@ -36,6 +38,27 @@ def test_configuration_in_python_compiles(host: str, tmp_path: Path) -> None:
     except SyntaxError:
         python = False
     assert python == (path.suffix == ".py")
+
+
+def test_every_adapter_has_its_writer() -> None:
+    """The table of writers is kept by hand: what an adapter writes is what a plan for its host is written by."""
+    assert {adapter.HOST: adapter.write_fallback for adapter in adapters()}.items() <= {
+        host: writer(host).write_fallback for host in WRITERS
+    }.items()
+
+
+def test_plan_is_written_without_torch(tmp_path: Path) -> None:
+    """Importing torch takes longer than everything else that recommend does."""
+    program = f"""
+import sys
+from pathlib import Path
+from fp8dbg.recommending import write_plan
+from fp8dbg.runs.plan import Plan, PlanEntry
+for host in {list(WRITERS)}:
+    write_plan(Plan((PlanEntry("layers.2.up", ("fprop",)),)), host, Path({str(tmp_path)!r}))
+sys.exit("torch" in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_recommend_prints_the_plan_and_writes_it_into_the_run(fp8dbg: Run, faulty: Path) -> None:
