@@ -92,7 +92,7 @@ def test_a_page_needs_no_plotly_for_python(folder: Path, tmp_path: Path) -> None
     """What draws in the browser lies in this repository."""
     page = tmp_path / "page.html"
     done = in_a_process("report", folder, "--html", page, before="sys.modules['plotly'] = None")
-    assert (done.code, done.err) == (0, "")
+    assert done.code == 0, done.err
     assert "plotly.js (cartesian" in page.read_text(encoding="utf-8")
 
 
