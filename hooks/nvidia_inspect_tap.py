@@ -18,9 +18,9 @@ from fp8dbg.recording.tensors import gemm_node, undisturbed
 if TYPE_CHECKING:
     from fp8dbg.hooks.nvidia_te_layers import TeLayer
     from fp8dbg.numerics.recipes import Recipe
+    from fp8dbg.recording.calls import Call
     from fp8dbg.recording.layer import Gradients
     from fp8dbg.recording.recorder import Recorder
-    from fp8dbg.recording.watch import Call
 
 ROLES = {
     "activation": "input",

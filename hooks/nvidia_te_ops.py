@@ -1,9 +1,8 @@
 """Linears of ``te.ops`` (``Linear``, ``BasicLinear``), alone or within a ``Sequential``, as their fuser runs them.
 
-What the GEMM reads is seen as it arrives. Where the operation before has cast it to FP8 already, a norm or an
-activation is computed once more (on a GPU its last bit may differ from the fused kernel's), and the gradient of a bias
-is what the bias was given; that of an activation is computed once more, on measured steps only. What stays inside a
-fusion all the same is left out and said once in ``events``.
+What a GEMM reads is seen as it arrives. Where the operation before has cast it to FP8 already, a norm, an activation or
+an activation's gradient is computed once more, on measured steps (on a GPU its last bit may differ from the fused
+kernel's); a bias hands its gradient on. What stays inside a fusion all the same is left out and said once in ``events``.
 """
 
 from __future__ import annotations
@@ -22,8 +21,9 @@ from fp8dbg.hooks.nvidia_te_norm import norm
 from fp8dbg.recording.guard import guarded
 
 if TYPE_CHECKING:
+    from fp8dbg.recording.calls import Call
     from fp8dbg.recording.layer import Gradients
-    from fp8dbg.recording.watch import Call, Watch
+    from fp8dbg.recording.watch import Watch
 
 SLOTS = state.Slots(0, 1, 0)
 
@@ -33,14 +33,13 @@ _PRODUCTS = ("BasicLinear", "ForwardLinearBiasActivation")
 _ADDS_UP = {"BackwardLinearAdd"}
 """A fusion whose grad_weight is the GEMM's, and whose grad_input holds another gradient too."""
 
-_HIDDEN = {
-    "input": "Its input is cast to FP8 inside {}, which hands nothing else on: it is not measured.",
-    "gradient": "Its grad_output is cast to FP8 inside {}: it is computed once more on measured steps, and has no amax "
-    "on the others.",
-    "grad_output": "Its grad_output is cast to FP8 inside {}, which hands nothing else on: it is not measured.",
-    "output": "Its output is what {} hands on, not the FP8 GEMM's own result: that is not compared.",
-    "results": "The products of its backward are not handed on by {}: they are not compared.",
-}
+_AGAIN = "Its {} is cast to FP8 inside {}: it is computed once more on measured steps, and has no amax on the others."
+
+_HIDDEN = "Its {} is cast to FP8 inside {}, which hands nothing else on: it is not measured."
+
+_OUTPUT = "Its output is what {} hands on, not the FP8 GEMM's own result: that is not compared."
+
+_RESULTS = "The products of its backward are not handed on by {}: they are not compared."
 
 
 class OperationLayer(TeLayer):
@@ -103,11 +102,9 @@ class OperationTap:
         self.layer.run_by(run_by, output)
         if self.recorder.sampled:
             self.told.of(self.layer)
-        x = given if fuser.plain(given) else None if made is None else _before_cast(made, self.layer)
-        if x is None:
-            self._tell("input", "the operation before" if made is None else type(made.operation).__name__)
+        x = given if fuser.plain(given) else self._input_before_cast(made)
         if not self.layer.hands_on:
-            self._tell("output", type(run_by).__name__)
+            self._tell("output", _OUTPUT.format(type(run_by).__name__))
         with torch.set_grad_enabled(self._grad_enabled):
             wanted = None if x is None else x.detach().requires_grad_(bool(context.requires_grad))
             call = self.watch.forward(wanted, dense(output).detach())
@@ -115,6 +112,14 @@ class OperationTap:
             setattr(context, self._key, call)
             if call.probe is not None:
                 call.probe.shadows.real_to_come = True
+
+    def _input_before_cast(self, made: fuser.Made | None) -> Tensor | None:
+        """The input that has come in FP8, on measured steps; None where it cannot be had, which is said."""
+        if not self.measures():
+            return None
+        found = None if made is None else _before_cast(made, self.layer)
+        self._tell_of("input", "the operation before", made, found is not None)
+        return found
 
     @guarded("its gradients")
     def gradient(self, context: Any, gradient: Any, made: fuser.Made | None) -> None:
@@ -125,14 +130,12 @@ class OperationTap:
         if fuser.plain(gradient):
             call.gradient((gradient,))
             return
-        name = "the operation after" if made is None else type(made.operation).__name__
-        if made is not None and name == "Bias":
+        if made is not None and type(made.operation).__name__ == "Bias":
             call.gradient((made.given,))
-        elif made is not None and made.context is not None:
-            self._tell("gradient", name)
-            call.gradient((_gradient_before_cast(made),))
         elif self.measures():
-            self._tell("grad_output", name)
+            found = None if made is None or made.context is None else _gradient_before_cast(made)
+            self._tell_of("grad_output", "the operation after", made, found is not None)
+            call.gradient((found,))
 
     @guarded("its grad_input and grad_weight")
     def results(self, run_by: nn.Module, context: Any, grad_input: Any, grad_weight: Any) -> None:
@@ -143,16 +146,20 @@ class OperationTap:
         name, accumulates = type(run_by).__name__, getattr(self.layer.module, "_accumulate_into_main_grad", False)
         whole, parts = name == "BasicLinear", name == "BasicLinear" or name in _ADDS_UP
         if not parts:
-            self._tell("results", name)
+            self._tell("results", _RESULTS.format(name))
         call.read = _as_they_are
         dgrad = grad_input if whole and fuser.plain(grad_input) else None
         call.results((dgrad, grad_weight if parts and not accumulates else None), None)
 
-    def _tell(self, what: str, by: str) -> None:
+    def _tell_of(self, role: str, unknown: str, made: fuser.Made | None, again: bool) -> None:
+        by = unknown if made is None else type(made.operation).__name__
+        self._tell(role, (_AGAIN if again else _HIDDEN).format(role, by))
+
+    def _tell(self, what: str, sentence: str) -> None:
         """Once a layer."""
         if what not in self._told:
             self._told.add(what)
-            self.recorder.event("gap", self.layer.name, _HIDDEN[what].format(by))
+            self.recorder.event("gap", self.layer.name, sentence)
 
 
 def _as_they_are(gradients: tuple[Tensor | None, ...]) -> Gradients:

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 import fp8dbg
+from fp8dbg.recording.calls import Call
 from fp8dbg.recording.guard import GUARDED, guarded
 from fp8dbg.recording.probe import Probe
-from fp8dbg.recording.watch import Call
 from tests.nets import CASES, Case, attached, table, train
 
 

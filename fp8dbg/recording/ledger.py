@@ -15,7 +15,8 @@ from fp8dbg.recording.extents import Extent, extent_of, merged
 from fp8dbg.runs.schema import OPERANDS
 
 if TYPE_CHECKING:
-    from fp8dbg.recording.watch import Call, Watch
+    from fp8dbg.recording.calls import Call
+    from fp8dbg.recording.watch import Watch
 
 Row = dict[str, Any]
 

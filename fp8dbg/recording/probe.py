@@ -19,9 +19,9 @@ from fp8dbg.recording.tensors import local, undisturbed
 from fp8dbg.runs.schema import GEMMS
 
 if TYPE_CHECKING:
+    from fp8dbg.recording.calls import Call
     from fp8dbg.recording.ledger import Row
     from fp8dbg.recording.recorder import Recorder
-    from fp8dbg.recording.watch import Call
 
 _Cast = tuple[Recipe, float | None, str | None, str | None]
 """A recipe, the scale in force under it (None: its own choice), where that comes from, and what_if."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fp8dbg.recording.calls import Call
 from fp8dbg.recording.dumps import Dumps
 from fp8dbg.recording.extents import LastSeen
 from fp8dbg.recording.guard import guarded, logger, sentence
@@ -25,7 +26,7 @@ from fp8dbg.recording.silence import Silence
 from fp8dbg.recording.steps import Optimizers, StepLog
 from fp8dbg.recording.tensors import modes_active, undisturbed
 from fp8dbg.recording.triggers import Losses, Ring, past_limit
-from fp8dbg.recording.watch import Call, Watch
+from fp8dbg.recording.watch import Watch
 
 if TYPE_CHECKING:
     from fp8dbg.recording.sampling import Sampling

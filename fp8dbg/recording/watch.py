@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from fp8dbg.numerics.census import Amax, amax_of
+from fp8dbg.recording.calls import Call
 from fp8dbg.recording.guard import guarded
-from fp8dbg.recording.layer import Gradients, Layer, ScaleInForce
+from fp8dbg.recording.layer import Layer
+from fp8dbg.recording.passes import checkpointed, in_function, will_be_repeated
 from fp8dbg.recording.repeats import DIFFERS, Repeats
 from fp8dbg.recording.tensors import gemm_node, local, modes_active, undisturbed
 
@@ -25,90 +27,6 @@ if TYPE_CHECKING:
 
 _graph_task = torch._C._current_graph_task_id
 _grad_enabled = torch.is_grad_enabled
-_forward_ad_enabled = torch._C._is_fwd_grad_enabled
-"""False inside an autograd.Function's forward, and so in the first pass of reentrant checkpointing: a plain no_grad,
-as around an evaluation, leaves it True."""
-
-
-class Call:
-    """One call of a layer in a training pass: what is known of it until its gradient arrives.
-
-    It lives in the autograd graph alone, so that a pass that is never followed by a backward leaves no trace.
-    """
-
-    __slots__ = (
-        "__weakref__",
-        "dtype",
-        "finished",
-        "grad_output",
-        "index",
-        "input",
-        "microbatch",
-        "off",
-        "probe",
-        "read",
-        "scales",
-        "slot",
-        "step",
-        "watch",
-        "weight",
-    )
-
-    def __init__(self, watch: Watch, step: int, microbatch: int, index: int) -> None:
-        self.watch, self.off = watch, watch.off
-        self.step, self.microbatch, self.index = step, microbatch, index
-        self.input: Amax | None = None
-        self.weight: Amax | None = None
-        self.grad_output: Amax | None = None
-        self.dtype = torch.float32
-        self.scales: dict[str, ScaleInForce] | None = None
-        self.probe: Probe | None = None
-        self.slot = 0
-        self.read: Callable[[tuple[Tensor | None, ...]], Gradients] | None = None
-        self.finished = False
-
-    def lost(self, what: str, error: Exception) -> None:
-        """As the layer's."""
-        self.watch.lost(what, error)
-
-    @guarded("its gradients")
-    def gradient(self, grads: tuple[Tensor | None, ...]) -> None:
-        """The output's gradient has arrived: the call belongs to a training pass.
-
-        Serves as a pre-hook of the GEMM's autograd node: there the gradient is what the GEMMs will read (after any
-        tensor hook of the user's on the output), and FSDP has its weights together.
-        """
-        grad = grads[self.slot]
-        recorder = self.watch.recorder
-        if self.finished or grad is None or recorder.paused:
-            return
-        start = perf_counter()
-        self.finished = True
-        if modes_active():
-            with undisturbed(grad):
-                self._take(local(grad))
-        else:
-            self._take(local(grad))
-        recorder.finish(self)
-        recorder.spent += perf_counter() - start
-
-    def _take(self, grad: Tensor) -> None:
-        if self.scales is not None:
-            self.scales["grad_output"] = self.watch.layer.scale("grad_output")
-        if self.probe is not None:
-            self.probe.gradient(grad)
-        if self.grad_output is None:
-            self.grad_output = amax_of(grad)
-
-    @guarded("its grad_input and grad_weight")
-    def results(self, gradients: tuple[Tensor | None, ...], _: Any) -> None:
-        """The GEMMs of the backward are done; a hook of their autograd node, on sampled steps only."""
-        if self.probe is not None and self.read is not None and not self.watch.recorder.paused:
-            start = perf_counter()
-            self.probe.results(*self.read(gradients))
-            self.watch.recorder.spent += perf_counter() - start
-
-
 _OTHERWISE = (
     "Activation checkpointing ran its forward again and it read another input: elements differ by up to {:.2g} of amax."
 )
@@ -215,7 +133,7 @@ class Watch:
         Before the module's call where that is possible: a recompute ends inside the last layer it needs.
         """
         again, start = _graph_task() != -1, perf_counter()
-        if self.recorder.paused or not (again or _will_be_repeated()):
+        if self.recorder.paused or not (again or will_be_repeated()):
             return
         if isinstance(x, Tensor) and x.is_floating_point():
             with undisturbed(x):
@@ -239,7 +157,7 @@ class Watch:
         if _graph_task() != -1:
             return self._recomputed()
         if not _grad_enabled():
-            if _in_function():
+            if in_function():
                 self._owed.append((recorder.step, recorder.microbatch, self.next_index()))
             return None
         if recorder.stepped and self.layer.module.training:
@@ -264,7 +182,7 @@ class Watch:
         a microbatch the last call made is the first to be recomputed; microbatches come back in order.
         """
         recorder = self.recorder
-        if _checkpointed("_recomputation_hook"):
+        if checkpointed("_recomputation_hook"):
             return None
         while self._owed and self._owed[0][0] != recorder.step:
             self._owed.popleft()
@@ -350,19 +268,3 @@ class Watch:
         if self.layer.gemms and not self.told:
             self.told = True
             self.recorder.event("gap", self.layer.name, _NOT_FOUND.format(name))
-
-
-def _in_function() -> bool:
-    """Whether this runs, without gradients, inside an autograd.Function's forward: reentrant checkpointing's first."""
-    return not _grad_enabled() and not _forward_ad_enabled() and not torch.is_inference_mode_enabled()
-
-
-def _will_be_repeated() -> bool:
-    """Whether this forward is the first pass of activation checkpointing of either kind."""
-    return _in_function() or (_grad_enabled() and _checkpointed("_checkpoint_hook"))
-
-
-def _checkpointed(hook: str) -> bool:
-    """Whether the innermost hooks on saved tensors are those of torch's non-reentrant checkpointing of that name."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return hooks is not None and getattr(hooks[0], "__qualname__", "").startswith(hook)
