@@ -2,7 +2,7 @@
 
 What a GEMM reads is seen as it arrives. Where the operation before has cast it to FP8 already, a norm, an activation or
 an activation's gradient is computed once more, on measured steps (on a GPU its last bit may differ from the fused
-kernel's); a bias hands its gradient on. What stays inside a fusion all the same is left out and said once in ``events``.
+kernel's); a bias hands its gradient on. What stays inside a fusion all the same is left out and said in ``events``.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from fp8dbg.analysis.evidence import Evidence
 from fp8dbg.analysis.finding import Finding
 from fp8dbg.analysis.verdicts import gain_error
 from tests.hosts import te_nets
+from tests.hosts.conftest import need
 from tests.hosts.runs import rows
 from tests.hosts.test_megatron import LAYERS, run
 
@@ -85,6 +86,15 @@ def test_weights_in_fp8_that_are_never_renewed(tmp_path: Path, recipe: str, bf16
     assert "FP8 copy" in worst.summary
     with fp8dbg.open_run(tmp_path / "stale") as opened:
         assert {finding.layer for finding in gain_error.judge(Evidence(opened))} == LAYERS
+
+
+def test_weights_that_are_never_renewed_are_found_in_debug_mode(tmp_path: Path) -> None:
+    """The exact route, where the copy that is kept is held in another form."""
+    need("nvdlfw_inspect")
+    run(tmp_path, "--recipe", "delayed", *EIGHT_STEPS, "--stale", "--exact")
+    worst = findings(tmp_path)[0]
+    assert (worst.code, worst.severity, worst.tensor, worst.first_step) == ("gain_error", "act", "weight", 1)
+    assert rows(tmp_path, "select * from events where kind in ('error', 'gap')") == []
 
 
 def test_a_resume_without_the_amax_state(te: Any, tmp_path: Path) -> None:
