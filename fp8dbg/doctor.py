@@ -30,7 +30,7 @@ PACKAGES = {
     "lightning": "host",
     "transformers": "host",
     "accelerate": "host",
-    "plotly": "figures as PNG",
+    "plotly": "the page",
     "kaleido": "figures as PNG",
 }
 

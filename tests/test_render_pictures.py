@@ -88,14 +88,6 @@ def test_without_kaleido_there_is_a_sentence(folder: Path, tmp_path: Path) -> No
     assert done.err.strip() == "fp8dbg: kaleido is not installed. pip install 'fp8dbg[png]' brings it."
 
 
-def test_a_page_needs_no_plotly_for_python(folder: Path, tmp_path: Path) -> None:
-    """What draws in the browser lies in this repository."""
-    page = tmp_path / "page.html"
-    done = in_a_process("report", folder, "--html", page, before="sys.modules['plotly'] = None")
-    assert done.code == 0, done.err
-    assert "plotly.js (cartesian" in page.read_text(encoding="utf-8")
-
-
 def test_triggers_are_marked_on_the_timeline(folder: Path) -> None:
     """At their steps, by a sign of their own."""
     with open_run(folder) as run:

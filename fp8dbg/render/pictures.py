@@ -45,7 +45,6 @@ def write_pictures(drawn: Iterable[tuple[str, Chart]], folder: Path) -> list[Pat
     Raises:
         UsageError: kaleido or a browser is missing, or the folder cannot be written.
     """
-    optional_library("plotly", "png")
     optional_library("kaleido", "png")
     written = []
     try:

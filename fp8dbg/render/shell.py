@@ -11,18 +11,13 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from plotly.offline import get_plotlyjs
+
 from fp8dbg import __version__, reports
 from fp8dbg.errors import UsageError
 from fp8dbg.render.names import shorten, visible
 from fp8dbg.render.palette import DARK, LIGHT, css_variables
 from fp8dbg.runs.files import write_whole
-
-PLOTLY = "plotly-cartesian.min.js"
-"""plotly.js without the charts that no page here draws: a third of its bytes, and half of what opening a page costs.
-
-Its Python package ships the whole alone; this is the file of the npm package plotly.js-cartesian-dist-min.
-"""
-
 
 def document(parts: Sequence[tuple[str, str, str]], payload: dict[str, Any], scripts: Sequence[str], name: str) -> str:
     """A page as text.
@@ -34,7 +29,7 @@ def document(parts: Sequence[tuple[str, str, str]], payload: dict[str, Any], scr
         name: of what the page is about; a path, mostly.
     """
     script = "\n".join(['"use strict";', *(reports.text(file) for file in scripts)])
-    plotly = reports.text(PLOTLY)
+    plotly = get_plotlyjs()
     return Template(reports.text("page.html")).substitute(
         policy=_policy(plotly, script),
         title=html.escape(f"fp8dbg: {shorten(name, 80)}"),
