@@ -20,14 +20,14 @@ class Prediction:
         trial: fault and model.
         gemm: which.
         in_plan: whether the plan keeps it in BF16.
-        predicted: harm, in units of the loss; 0 where none was predicted.
+        predicted: harm, in units of the loss; None where none was predicted or it could not be told.
         alone, among_bf16: measured (tests/benchmarks/trials.py).
     """
 
     trial: str
     gemm: Gemm
     in_plan: bool
-    predicted: float
+    predicted: float | None
     alone: Effect
     among_bf16: Effect
 
@@ -49,11 +49,11 @@ class Prediction:
 
 def predictions(trial: Trial, found: Recommendation, plan: Collection[Gemm]) -> Iterator[Prediction]:
     """Every GEMM of a trial, in execution order."""
-    harm = {(point.layer, point.gemm): point.harm or 0.0 for point in found.curve}
+    harm = {(point.layer, point.gemm): point.harm for point in found.curve}
     name = f"{trial.fault.name} {trial.case.size} {trial.case.seed}"
     for gemm in trial.gemms:
         alone, among = trial.alone[gemm], trial.among_bf16[gemm]
-        yield Prediction(name, gemm, gemm in plan, harm.get(gemm, 0.0), alone, among)
+        yield Prediction(name, gemm, gemm in plan, harm.get(gemm), alone, among)
 
 
 def print_predictions(found: Sequence[Prediction]) -> float:
@@ -63,7 +63,8 @@ def print_predictions(found: Sequence[Prediction]) -> float:
         if one.matters or one.predicted or one.in_plan:
             effects = "".join(f"{e.mean:>9.4f}{e.noise:>8.4f}" for e in (one.alone, one.among_bf16))
             mark, matters = ("yes" if flag else "" for flag in (one.in_plan, one.matters))
-            print(f"{one.name:58}{mark:>5}{one.predicted:>11.4f}{effects}{matters:>9}")
+            harm = "-" if one.predicted is None else f"{one.predicted:.4f}"
+            print(f"{one.name:58}{mark:>5}{harm:>11}{effects}{matters:>9}")
     matter = [one for one in found if one.matters]
     recall = sum(one.in_plan for one in matter) / len(matter) if matter else 1.0
     print(
@@ -86,7 +87,7 @@ def plot(found: Sequence[Prediction], path: Path) -> None:
     if path.suffix == ".html":
         figure.write_html(path, include_plotlyjs=True)
     else:
-        figure.write_image(path, width=820, height=620, scale=2)
+        figure.write_image(path, width=1040, height=620, scale=2)
 
 
 LEAST, MOST = 1e-5, 10.0
@@ -107,10 +108,10 @@ def _group(found: Sequence[Prediction], name: str, colour: str, belongs: Callabl
     part = [one for one in found if belongs(one)]
     beyond = any(one.matters for one in part)
     return go.Scatter(
-        x=[_within(one.predicted) for one in part],
+        x=[_within(one.predicted or 0.0) for one in part],
         y=[_within(one.measured.mean) for one in part],
         error_y={"array": [one.measured.noise for one in part], "thickness": 1, "width": 3, "visible": beyond},
-        customdata=[[one.name, one.predicted, one.measured.mean, one.measured.noise] for one in part],
+        customdata=[[one.name, one.predicted or 0.0, one.measured.mean, one.measured.noise] for one in part],
         hovertemplate="%{customdata[0]}<br>predicted %{customdata[1]:.2g}<br>"
         "measured %{customdata[2]:.2g} ± %{customdata[3]:.2g}<extra></extra>",
         mode="markers",
@@ -147,6 +148,6 @@ def _layout() -> dict[str, Any]:
         "title": {"text": "What a single GEMM in FP8 does to the loss: predicted and measured", "x": 0.02},
         "xaxis": axis | {"title": {"text": "predicted harm (a rank, in units of the loss)"}},
         "yaxis": axis | {"title": {"text": "measured effect on the loss, ± its noise", "standoff": 8}},
-        "legend": {"x": 0.98, "y": 0.03, "xanchor": "right", "yanchor": "bottom", "bgcolor": "rgba(255,255,255,0.8)"},
+        "legend": {"x": 1.02, "y": 1.0},
         "margin": {"l": 90, "r": 20, "t": 50, "b": 60},
     }
