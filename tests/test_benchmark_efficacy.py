@@ -1,0 +1,39 @@
+"""What the efficacy benchmark counts by: effects with their noise, and losses that outlive an interrupted call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks.predicted import Prediction, print_predictions
+from tests.benchmarks.trials import Effect, Ledger, Trial
+
+
+def test_effect_by_chance_steady_is_held_against_the_usual_noise() -> None:
+    """Four values that happen to agree are no proof: the noise is no less than the median of all."""
+    found = Trial._effects({"steady": [0.5, 0.5, 0.5, 0.5], "a": [1.0, -1.0, 1.0, -1.0], "b": [2.0, -2.0, 2.0, -2.0]})
+    assert found["steady"].mean == pytest.approx(0.5)
+    assert found["steady"].noise == found["a"].noise == pytest.approx((4 / 3) ** 0.5)
+    assert found["b"].noise == pytest.approx(2 * (4 / 3) ** 0.5)
+    assert not found["steady"].matters
+
+
+def test_ledger_measures_a_loss_once_and_keeps_it(tmp_path: Path) -> None:
+    """A second call, in another process, reads what the first wrote."""
+    path = tmp_path / "losses.jsonl"
+    assert Ledger(path).get("a", lambda: 2.25) == 2.25
+    assert Ledger(path).get("a", lambda: 7.0) == 2.25
+    assert Ledger().get("a", lambda: 7.0) == 7.0
+
+
+def test_recall_counts_what_matters_alone_or_unhidden(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of two GEMMs that matter, one only among BF16, one is in a plan; the third is within chance."""
+    none, much = Effect(0.0, 0.1), Effect(1.0, 0.1)
+    found = [
+        Prediction("fault", ("a", "fprop"), True, 0.5, none, much),
+        Prediction("fault", ("b", "fprop"), False, None, much, none),
+        Prediction("fault", ("c", "fprop"), True, 0.1, Effect(0.2, 0.1), none),
+    ]
+    assert print_predictions(found) == 0.5
+    assert "of 3 GEMMs 2 have an effect" in capsys.readouterr().out
