@@ -23,7 +23,14 @@ def main() -> None:
     out = Path(sys.argv[1] if len(sys.argv) > 1 else "megatron_run")
     megatron_run.start()
     options = Namespace(
-        spec="te", recipe="current", sequence_parallel=False, stale=False, steps=4, microbatches=2, recompute=False
+        spec="te",
+        recipe="current",
+        sequence_parallel=False,
+        recompute=False,
+        stale=False,
+        steps=4,
+        microbatches=2,
+        lr=3e-3,
     )
     model = megatron_run.model_of(options)
     with fp8dbg.attach(model, out, every=1):
