@@ -19,6 +19,7 @@ from fp8dbg.render.names import shorten, visible
 from fp8dbg.render.palette import DARK, LIGHT, css_variables
 from fp8dbg.runs.files import write_whole
 
+
 def document(parts: Sequence[tuple[str, str, str]], payload: dict[str, Any], scripts: Sequence[str], name: str) -> str:
     """A page as text.
 
