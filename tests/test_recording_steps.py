@@ -182,6 +182,26 @@ def test_steps_can_be_counted_by_hand(tmp_path: Path) -> None:
         assert table(tmp_path / name, query) == [{"step": s, "microbatch": 0} for s in range(3)]
 
 
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_loop_whose_steps_nobody_counts_is_told(
+    by_hand: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Weights change again and again and no torch optimizer steps; not so where ``run.step`` is called."""
+    layer = nn.Linear(4, 2)
+    with fp8dbg.attach(layer, tmp_path, every=0) as run:
+        for _ in range(70):
+            _backward(layer)
+            with torch.no_grad():
+                for p in layer.parameters():
+                    p -= 0.01 * (torch.zeros(()) if p.grad is None else p.grad)
+            layer.zero_grad()
+            if by_hand:
+                run.step()
+    told = [row["detail"] for row in table(tmp_path, "select detail from events where kind = 'gap'")]
+    assert ["Call run.step() at the end of each step" in detail for detail in told] == ([] if by_hand else [True])
+    assert ("Call run.step()" in caplog.text) != by_hand
+
+
 def test_a_step_that_gradient_scaling_skips_wedges_nothing(tmp_path: Path) -> None:
     """The scaler does not call the optimizer; what was computed counts towards the step that it does make."""
     layer, optimizer = _linear()

@@ -356,6 +356,12 @@ class Recorder:
         )
         self._say(detail)
 
+    def rewritten(self, watch: Watch) -> None:
+        """A weight was written within a step: one that no optimizer ends, if that goes on."""
+        detail = None if self.parts.optimizers.count() else self.silence.rewritten(watch)
+        if detail is not None:
+            self._say(detail)
+
     def _report_silence(self) -> None:
         detail = self.silence.after_step(self.watches)
         if detail is not None:

@@ -1,9 +1,10 @@
-"""Layers that nobody calls: the model is another one, or its code was compiled before there were hooks to call."""
+"""What a session waits for in vain: layers that nobody calls, and the end of a step that no optimizer brings."""
 
 from __future__ import annotations
 
 import inspect
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 STEPS = 3
 """Steps without a call before that is reported."""
 
+REWRITTEN = 32
+"""Writes into one weight within the first step before that is reported; one LBFGS step makes 25 at most by default."""
+
 
 class Silence:
     """Counts a session's steps until it is time to ask who has been called.
@@ -30,10 +34,21 @@ class Silence:
     def __init__(self) -> None:
         self._steps = 0
         self._compiled: set[int] = set()
+        self._rewritten: Counter[int] = Counter()
 
     def look_at(self, model: nn.Module) -> None:
         """Note which modules there is compiled code for, before anything is called."""
         self._compiled = _with_code(model)
+
+    def rewritten(self, watch: Watch) -> str | None:
+        """Somebody has written into a layer's weight within a step; what to say of it, once."""
+        self._rewritten[watch.number] += 1
+        if self._steps or self._rewritten[watch.number] != REWRITTEN or max(self._rewritten.values()) > REWRITTEN:
+            return None
+        return (
+            f"The weight of {watch.layer.name} was written {REWRITTEN} times and no torch optimizer has stepped: all "
+            "of it counts as one step. Call run.step() at the end of each step."
+        )
 
     def after_step(self, watches: Sequence[Watch]) -> str | None:
         """What to say of layers without a call; None before the last step of ``STEPS``, and ever after."""

@@ -232,6 +232,8 @@ class Watch:
         """The weight's amax, once a step."""
         stamp = self._stamp(given)
         if self._weight_stamp != stamp:
+            if self._weight_stamp[0] == stamp[0]:
+                self.recorder.rewritten(self)
             weight = self.layer.weight() if given is None else given
             self._weight = None if weight is None else amax_of(local(weight))
             self._weight_stamp = stamp
