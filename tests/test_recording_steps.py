@@ -193,7 +193,7 @@ def test_a_loop_whose_steps_nobody_counts_is_told(
             _backward(layer)
             with torch.no_grad():
                 for p in layer.parameters():
-                    p -= 0.01 * (torch.zeros(()) if p.grad is None else p.grad)
+                    p.sub_(torch.ones_like(p), alpha=0.01)
             layer.zero_grad()
             if by_hand:
                 run.step()
