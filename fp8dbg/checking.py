@@ -49,7 +49,7 @@ def checked(
         against = None if update else _baseline(baseline, run)
         found = check(run, read, against)
         if update:
-            _update(run, baseline)
+            _update(run, baseline, found)
     _write(found, outputs or Outputs(), read.path)
     return found
 
@@ -64,14 +64,18 @@ def _baseline(path: Path | None, run: Run) -> Baseline | None:
     return found
 
 
-def _update(run: Run, path: Path | None) -> None:
+def _update(run: Run, path: Path | None, found: Checked) -> None:
     from fp8dbg.analysis.baseline import DEFAULT_FILE, baseline_of, write_baseline
 
     target = path or DEFAULT_FILE
     if target.is_dir():
         raise UsageError(f"{target} is a run folder.", "Give --baseline the file to write, or leave it out.")
     write_baseline(baseline_of(run), target)
-    output.say(f"The baseline is {target}: commit it.")
+    if found.passed:
+        output.say(f"The baseline is {target}: commit it.")
+    else:
+        output.say(f"fp8dbg: WARNING: the run that {target} was written from fails {len(found.failed)} of its gates.")
+        output.say("Later runs may be as bad as it and no worse: its findings are accepted. Take a good run instead.")
 
 
 def _write(found: Checked, outputs: Outputs, rules_file: str) -> None:

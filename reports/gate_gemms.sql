@@ -10,6 +10,7 @@
 --   recipe: recipe the FP8 side follows
 --   steps: sampled steps with a value
 --   missing: sampled steps without one
+--   first_missing: first of them
 --   lowest: smallest value
 --   lowest_step: step of the smallest
 --   highest: largest value
@@ -38,6 +39,7 @@ with valued as (
 select
     layer, gemm as "name", any_value(recipe) as recipe,
     count(figure_value) as steps, count(*) filter (where figure_value is null) as missing,
+    min(step) filter (where figure_value is null) as first_missing,
     min(figure_value) as lowest, arg_min(step, figure_value) as lowest_step,
     max(figure_value) as highest, arg_max(step, figure_value) as highest_step,
     median(figure_value) as usual, mad(figure_value) as spread

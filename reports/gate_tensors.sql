@@ -13,6 +13,7 @@
 --   what_if: recipe that is not in force; NULL: in force
 --   steps: sampled steps with a value
 --   missing: sampled steps on which the figure should exist and does not; steps on which a scale had never been updated, and all-zero tensors, have none
+--   first_missing: first of them
 --   lowest: smallest value
 --   lowest_step: step of the smallest
 --   highest: largest value
@@ -52,6 +53,7 @@ select
     layer, tensor as "name", any_value(recipe) as recipe, any_value(format) as format, any_value(granularity) as granularity,
     any_value(what_if) as what_if,
     count(figure_value) as steps, count(*) filter (where figure_value is null and not coalesce(dead, false)) as missing,
+    min(step) filter (where figure_value is null and not coalesce(dead, false)) as first_missing,
     min(figure_value) as lowest, arg_min(step, figure_value) as lowest_step,
     max(figure_value) as highest, arg_max(step, figure_value) as highest_step,
     median(figure_value) as usual, mad(figure_value) as spread

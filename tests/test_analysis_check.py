@@ -167,7 +167,17 @@ def test_layers_that_do_not_exist_fail(tmp_path: Path) -> None:
     text = '[[gate]]\nrule = "underflow.input < 1 %"\nlayer = "blocks.*"\n'
     gate = check(written(tmp_path / "run"), read_rules(rules(tmp_path, text))).gates[-1]
     assert not gate.passed
-    assert "nothing to judge" in gate.told
+    assert gate.told.startswith("No layer matches 'blocks.*'; there are layers.0.")
+
+
+@pytest.mark.parametrize(("last", "told"), [(30, "step 30."), (50, "2 sampled steps, step 30 first.")])
+def test_a_missing_figure_is_told_with_its_step(last: int, told: str, tmp_path: Path) -> None:
+    """One looks there."""
+    lost = {"layer": "layers.1.up", "tensor": "weight", "from_step": 30, "to_step": last, "cosine": None}
+    text = '[[gate]]\nrule = "cosine.weight > 0.5"\n'
+    gate = check(written(tmp_path / "run", plant=[lost], every=15), read_rules(rules(tmp_path, text))).gates[-1]
+    assert gate.told == f"cosine of layers.1.up weight is missing on {told}"
+    assert gate.step == 30
 
 
 def test_a_default_can_be_left_out(tmp_path: Path) -> None:
@@ -258,8 +268,11 @@ def test_a_baseline_of_another_model_schema_or_kind_says_so(tmp_path: Path) -> N
         path.write_text(text.replace(old, new, 1))
         with pytest.raises(UsageError, match=says):
             read_baseline(path)
-    with pytest.raises(RunFolderError):
+    with pytest.raises(UsageError, match="There is no baseline .*none") as missing:
         read_baseline(tmp_path / "none")
+    assert "--update-baseline --baseline" in str(missing.value)
+    with pytest.raises(RunFolderError):
+        read_baseline(tmp_path)
 
 
 def test_a_rule_that_needs_a_baseline_says_so(tmp_path: Path) -> None:

@@ -91,10 +91,26 @@ def test_update_baseline_then_hold_against_it(root: Path) -> None:
     """The file is written, a good run passes against it, a bad one does not; a run folder is not overwritten."""
     made = in_a_process("check", "good", "--update-baseline", "--baseline", "base.json", place=root)
     assert made.code == 0
+    assert "WARNING" not in made.err
     assert in_a_process("check", "good", "--baseline", "base.json", place=root).code == 0
     assert in_a_process("check", "bad", "--baseline", "base.json", place=root).code == 1
     assert in_a_process("check", "bad", "--baseline", "good", place=root).code == 1
     assert in_a_process("check", "good", "--update-baseline", "--baseline", "bad", place=root).code == 2
+
+
+def test_a_baseline_from_a_failing_run_is_written_with_a_warning(root: Path) -> None:
+    """Whoever commits it knows that its faults are accepted from now on."""
+    made = in_a_process("check", "bad", "--update-baseline", "--baseline", "bad.json", place=root)
+    assert made.code == 1
+    assert "WARNING: the run that bad.json was written from fails" in made.err
+
+
+def test_a_baseline_that_is_not_there_says_how_to_write_one(root: Path) -> None:
+    """It is no run folder that is missing."""
+    said = in_a_process("check", "good", "--baseline", "none.json", place=root)
+    assert said.code == 2
+    assert "There is no baseline none.json." in said.err
+    assert "--update-baseline --baseline none.json" in said.err
 
 
 def substituted(text: str, inputs: dict[str, str]) -> str:

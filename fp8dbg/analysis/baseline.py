@@ -19,6 +19,7 @@ from fp8dbg.analysis.run import Run, open_run
 from fp8dbg.analysis.wording import listed
 from fp8dbg.errors import UsageError
 from fp8dbg.runs.files import write_whole
+from fp8dbg.runs.remote import as_url
 from fp8dbg.runs.schema import GEMMS, SCHEMA_VERSION
 
 VERSION = 1
@@ -123,10 +124,16 @@ def read_baseline(path: Path) -> Baseline:
     """A baseline from its file, or from a run folder.
 
     Raises:
-        UsageError: the file is none, or of another version or schema.
+        UsageError: there is no such file, or it is no baseline, or of another version or schema.
         RunFolderError: the folder is none.
     """
-    if path.is_dir() or not path.exists():
+    if not path.exists() and as_url(path) is None:
+        raise UsageError(
+            f"There is no baseline {path}.",
+            f"Write it from a good run: fp8dbg check GOOD_RUN --update-baseline --baseline {path}. "
+            "The folder of a good run serves, too.",
+        )
+    if path.is_dir() or as_url(path) is not None:
         with open_run(path) as run:
             return baseline_of(run)
     try:

@@ -10,10 +10,11 @@ from typing import Any
 
 from fp8dbg.analysis.baseline import Baseline, new_findings, not_worse
 from fp8dbg.analysis.default_gates import default_gate
-from fp8dbg.analysis.evidence import Row
+from fp8dbg.analysis.evidence import Row, natural
 from fp8dbg.analysis.gate import Gate, Judged, nearest
 from fp8dbg.analysis.rules import AGAINST_BASELINE, DEFAULTS, NEW_FINDING_RULE, Rule, Rules
 from fp8dbg.analysis.run import Run
+from fp8dbg.analysis.wording import listed
 from fp8dbg.errors import UsageError
 from fp8dbg.numerics.formats import FORMATS, gemm_noise
 from fp8dbg.runs.schema import GEMMS
@@ -91,16 +92,28 @@ def _judged(rule: Rule, run: Run) -> Gate:
     """A rule of one's own. It fails where the figure is missing on a step, or nothing matches."""
     if not rule.of:
         return _of_run(rule, run)
+    known = {row["layer"] for row in run.evidence.tensors}
+    if known and not any(fnmatchcase(layer, glob) for layer in known for glob in rule.layers):
+        told = f"No layer matches {listed([repr(g) for g in rule.layers])}; there are {listed(sorted(known, key=natural))}."
+        return Gate(rule.text, False, told, "missing data fails", line=rule.line)
     question = "gate_gemms" if rule.of in GEMMS else "gate_tensors"
     asked = run.evidence.ask(question, figure=rule.figure, from_step=rule.from_step, to_step=rule.to_step)
     rows = [r for r in asked if r["name"] == rule.of and any(fnmatchcase(r["layer"], g) for g in rule.layers)]
     missing = [row for row in rows if row["missing"] or not row["steps"]]
     if missing:
         row = missing[0]
-        told = f"{rule.figure} of {row['layer']} {row['name']} is missing on {row['missing'] or 'all'} sampled steps."
-        place = {"layer": row["layer"], "name": row["name"], "failing": len(missing)}
+        told = f"{rule.figure} of {row['layer']} {row['name']} is missing on {_missed(row)}."
+        place = {"layer": row["layer"], "name": row["name"], "step": row["first_missing"], "failing": len(missing)}
         return Gate(rule.text, False, told, "missing data fails", line=rule.line, **place)
     return nearest(rule.text, [_against(rule, row, run) for row in rows], what=rule.figure, line=rule.line)
+
+
+def _missed(row: Row) -> str:
+    if not row["steps"]:
+        return "all sampled steps"
+    if row["missing"] == 1:
+        return f"step {row['first_missing']}"
+    return f"{row['missing']} sampled steps, step {row['first_missing']} first"
 
 
 def _against(rule: Rule, row: Row, run: Run) -> Judged:
