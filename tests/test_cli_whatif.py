@@ -21,11 +21,13 @@ def test_the_table_says_what_is_bounds(fp8dbg: Run, recorded: Path) -> None:
     """A row for each operand, now and then, with its basis; how to have it exact goes to stderr."""
     said = fp8dbg("whatif", recorded, "--recipe", "current", "--layer", "*.down")
     assert said.code == 0
-    head, *rows = said.out.splitlines()
+    head, *rows, _, answer = said.out.splitlines()
     assert head.split()[:4] == ["layer", "tensor", "basis", "steps"]
     assert [row.split()[:3] for row in rows] == [
         ["layers.0.down", role, "bounds"] for role in ("input", "weight", "grad_output")
     ]
+    assert all("→" in row and " > " not in row for row in rows)
+    assert answer.endswith("record again with attach(histogram='codes').")
     assert "histogram='codes'" in said.err
 
 

@@ -94,7 +94,8 @@ def _judged(rule: Rule, run: Run) -> Gate:
         return _of_run(rule, run)
     known = {row["layer"] for row in run.evidence.tensors}
     if known and not any(fnmatchcase(layer, glob) for layer in known for glob in rule.layers):
-        told = f"No layer matches {listed([repr(g) for g in rule.layers])}; there are {listed(sorted(known, key=natural))}."
+        globs, there = listed([repr(glob) for glob in rule.layers]), listed(sorted(known, key=natural))
+        told = f"No layer matches {globs}; there are {there}."
         return Gate(rule.text, False, told, "missing data fails", line=rule.line)
     question = "gate_gemms" if rule.of in GEMMS else "gate_tensors"
     asked = run.evidence.ask(question, figure=rule.figure, from_step=rule.from_step, to_step=rule.to_step)

@@ -14,6 +14,7 @@ from fp8dbg.analysis.evidence import natural
 from fp8dbg.analysis.whatif_casts import BASES, Casting, Histograms, Row, recorded
 from fp8dbg.analysis.whatif_scales import Clips, scales_under
 from fp8dbg.analysis.whatif_tally import FIGURES, Between, Cast, Tally
+from fp8dbg.analysis.whatif_verdict import conclusion
 from fp8dbg.errors import NothingRecordedError, UnknownNameError, UsageError
 from fp8dbg.numerics.formats import format_named
 from fp8dbg.numerics.recipes import Recipe, recipe_named
@@ -62,6 +63,7 @@ class WhatIf:
         steps, sampled_steps: sampled steps that figures are from, of how many there are.
         answers: one for each layer and operand.
         notes: what to know: what could not be told, why, and how to record it.
+        headline: whether the recipe would have been better or worse, or that it cannot be told.
     """
 
     recipe: str
@@ -69,6 +71,7 @@ class WhatIf:
     sampled_steps: int
     answers: list[Answer]
     notes: list[str]
+    headline: str
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -107,7 +110,8 @@ def whatif(folder: Folder, recipe: str | Recipe, layer: str = "*", format: str |
     notes = _notes(folder, casting, answers, steps, every)
     if not any(a.basis or a.clipped.then is not None for a in answers):
         raise NothingRecordedError(f"What {recipe} would have done cannot be told from {folder.path}.", " ".join(notes))
-    return WhatIf(recipe.label, len(steps), len(every), answers, notes)
+    headline = conclusion(recipe.label, answers, _recording(casting, [a.tensor for a in answers]))
+    return WhatIf(recipe.label, len(steps), len(every), answers, notes, headline)
 
 
 def _chosen(folder: Folder, layers: set[str], glob: str) -> list[str]:
@@ -190,7 +194,7 @@ def _saved(casting: Casting, places: list[tuple[list[Row], Any]], dumps: dict[An
 
 
 def _notes(folder: Folder, casting: Casting, answers: list[Answer], steps: list[int], every: list[int]) -> list[str]:
-    notes, label = [], casting.recipe.label
+    notes = []
     if len(steps) < len(every) - 1:
         notes.append(f"The figures are from {len(steps)} of {len(every)} sampled steps, spread evenly.")
     untold = [a for a in answers if a.basis is None]
@@ -201,12 +205,18 @@ def _notes(folder: Folder, casting: Casting, answers: list[Answer], steps: list[
         )
     loose = [a for a in answers if a.basis == "bounds"]
     if loose:
-        per_tensor = all(casting.recipe.granularity(a.tensor) == "tensor" for a in loose)
-        how = "attach(histogram='codes')" if per_tensor else f"attach(what_if=['{label}']), or dump=['LAYER:TENSOR']"
+        how = _recording(casting, [a.tensor for a in loose])
         notes.append(f"Bounds, for {len(loose)} of {len(answers)} tensors, are all that counts per binade give: {how}.")
     if casting.recipe.name == "delayed":
         notes += casting.scales.doubts()
     return notes
+
+
+def _recording(casting: Casting, tensors: list[str]) -> str:
+    """What makes the answer exact next time."""
+    if all(casting.recipe.granularity(tensor) == "tensor" for tensor in tensors):
+        return "attach(histogram='codes')"
+    return f"attach(what_if=['{casting.recipe.label}']), or dump=['LAYER:TENSOR']"
 
 
 def _remedy(casting: Casting, untold: list[Answer]) -> str:

@@ -138,9 +138,13 @@ def whatif(
     with open_run(run_folder) as run:
         found = answer(run, recipe, layer, number_format)
         say_problems(run)
-    typer.echo(output.json_text(found.to_dict())) if as_json else output.print_table(COLUMNS, table(found))
-    for note in () if as_json else found.notes:
+    if as_json:
+        typer.echo(output.json_text(found.to_dict()))
+        return
+    output.print_table(COLUMNS, table(found))
+    for note in found.notes:
         output.say(note)
+    typer.echo(f"\n{found.headline}")
 
 
 def compare(

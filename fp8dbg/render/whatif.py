@@ -21,7 +21,7 @@ COLUMNS = (
 
 
 def table(found: WhatIf) -> list[dict[str, str | int]]:
-    """A row of ``COLUMNS`` for each answer: "now > then", "now > lower..upper" where bounds are all that is known.
+    """A row of ``COLUMNS`` for each answer: "now → then", "now → lower..upper" where bounds are all that is known.
 
     ``recipe`` is what the left side is; in brackets where it was not in force but compared with.
     """
@@ -41,12 +41,12 @@ def _row(answer: Answer) -> dict[str, str | int]:
         "saturated": _change(answer, "saturated_ratio"),
         "rel_l2": _change(answer, "rel_l2"),
         "sqnr_db": _change(answer, "sqnr_db"),
-        "clipped_steps": f"{clipped[0]} > {clipped[1]} of {answer.clipped.steps}",
+        "clipped_steps": f"{clipped[0]} → {clipped[1]} of {answer.clipped.steps}",
     }
 
 
 def _change(answer: Answer, figure: str) -> str:
-    return f"{_text(answer.now[figure], figure)} > {_text(answer.then[figure], figure)}"
+    return f"{_text(answer.now[figure], figure)} → {_text(answer.then[figure], figure)}"
 
 
 def _text(value: Between | None, figure: str) -> str:
