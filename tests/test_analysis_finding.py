@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fp8dbg.analysis.finding import SEVERITIES, Finding, fold, worst_first
-from fp8dbg.analysis.run import gather
+from fp8dbg.analysis.plan import Plan, PlanEntry
+from fp8dbg.analysis.run import as_planned, gather, origins_first
 from fp8dbg.analysis.wording import factor, listed, percent, period, times
 
 
@@ -74,6 +75,46 @@ def test_findings_that_call_for_bf16_stay_apart() -> None:
     """The plan needs an entry for each."""
     found = [finding(layer="a"), finding(layer="b")]
     assert gather(found, {"a": 0, "b": 1}) == found
+
+
+def test_origin_comes_before_its_symptom_by_what_the_loss_feels() -> None:
+    """The gradient lost whole, which the loss hardly feels, is behind the input lost a little, which it does."""
+    origin = finding(layer="fc1", first_step=100, harm=0.025, gemm_harm=2.2)
+    symptom = finding(layer="fc2", tensor="grad_output", first_step=102, harm=0.97, gemm_harm=0.085)
+    assert origins_first([symptom, origin], {"fc1": 0, "fc2": 1}) == [origin, symptom]
+
+
+def test_near_ties_are_told_apart_by_onset_then_execution() -> None:
+    """Where GEMM harm is not known of all, by the share lost; what asks for something else keeps its place."""
+    last = finding(layer="c", harm=1.0, gemm_harm=9.0)
+    first, early = finding(layer="a", harm=0.9), finding(layer="b", harm=0.7, first_step=9)
+    small, other = (
+        finding(layer="a", tensor="weight", harm=0.1, first_step=1),
+        finding("dead_tensor", action="software"),
+    )
+    order = {"a": 0, "b": 1, "c": 2}
+    assert origins_first([last, other, first, early, small], order) == [early, other, first, last, small]
+
+
+def test_symptoms_of_one_code_are_behind_the_first_layer() -> None:
+    """Two clipped inputs, as bad as each other: the one that was clipped first, whatever their decimals say."""
+    late = finding("saturation", layer="fc2", action="scale", harm=1.04, first_step=101)
+    early = finding("saturation", layer="fc1", action="scale", harm=1.03, first_step=100)
+    assert origins_first([late, early], {"fc1": 0, "fc2": 1}) == [early, late]
+
+
+def test_a_remedy_says_what_the_plan_says() -> None:
+    """Of a layer's GEMMs those that the plan takes; a layer that it leaves alone; and what it never weighed."""
+    asked = finding(remedy="Keep fprop and wgrad of a in BF16.", gemms=("fprop", "wgrad"))
+    weighed = {("a", "fprop"), ("a", "wgrad")}
+    plan = Plan((PlanEntry("a", ("fprop",), reason=""),))
+    assert as_planned(asked, plan, weighed).remedy == (
+        "Keep fprop of a in BF16. The plan leaves its wgrad in FP8: the loss hardly feels it."
+    )
+    spared = as_planned(asked, Plan((PlanEntry("b", ("fprop",), reason=""),)), weighed)
+    assert spared.remedy.startswith("Apply the plan: it leaves fprop and wgrad of this layer in FP8")
+    assert as_planned(asked, plan, {("a", "fprop")}) == asked
+    assert as_planned(asked, Plan(), weighed) == asked
 
 
 def test_words_for_figures() -> None:

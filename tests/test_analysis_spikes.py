@@ -79,3 +79,48 @@ def test_a_data_spike_moves_nothing_first(tmp_path: Path) -> None:
     """A loss spike alone leaves the list empty."""
     (spike,) = spikes_of(tmp_path, {"table": "steps", "from_step": 150, "to_step": 150, "loss_times": 3.0})
     assert spike.first_movers == []
+
+
+def test_what_moved_on_one_step_is_told_in_execution_order(tmp_path: Path) -> None:
+    """Forward before backward, whatever moved furthest; backward from the last layer; the sentence says it is a tie."""
+    loss: Plant = {"table": "steps", "from_step": 150, "to_step": 150, "loss_times": 3.0}
+    jumps = [
+        {"layer": layer, "tensor": tensor, "from_step": 150, "to_step": 150, "amax_times": times}
+        for layer, tensor, times in (
+            ("layers.0.gate", "grad_output", 5000.0),
+            ("layers.3.up", "grad_output", 900.0),
+            ("layers.1.down", "input", 30.0),
+        )
+    ]
+    (spike,) = spikes_of(tmp_path, loss, *jumps)
+    order = dict.fromkeys((m["layer"], m["tensor"]) for m in spike.first_movers)
+    assert list(order) == [
+        ("layers.1.down", "input"),
+        ("layers.3.up", "grad_output"),
+        ("layers.0.gate", "grad_output"),
+    ]
+    assert spike.first_move().endswith(
+        "of layers.1.down input moved first in execution order of all that moved on step 150"
+    )
+
+
+def test_an_earlier_step_is_first_without_a_tie(tmp_path: Path) -> None:
+    """A later layer that moved five steps before is simply first."""
+    loss: Plant = {"table": "steps", "from_step": 150, "to_step": 150, "loss_times": 3.0}
+    early = amax_jump(145, layer="layers.3.up", until=149)
+    (spike,) = spikes_of(tmp_path, loss, *early, *amax_jump(150, layer="layers.0.gate"))
+    assert spike.first_move() == "amax of layers.3.up input moved first, on step 145"
+
+
+def test_a_tensor_that_became_all_zero_moved(tmp_path: Path) -> None:
+    """Its sizes have no logarithm and its cast loses nothing: its zeros tell."""
+    loss: Plant = {"table": "steps", "from_step": 150, "to_step": 150, "loss_times": 3.0}
+    zero: Plant = {"layer": "layers.1.down", "tensor": "input", "from_step": 150, "zeros_ratio": 1.0}
+    (spike,) = spikes_of(tmp_path, loss, zero)
+    first = spike.first_movers[0]
+    assert (first["layer"], first["tensor"], first["figure"], first["value"]) == (
+        "layers.1.down",
+        "input",
+        "zero_ratio",
+        1.0,
+    )

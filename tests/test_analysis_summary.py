@@ -8,7 +8,7 @@ import pytest
 
 from fp8dbg.analysis.run import open_run
 from fp8dbg.analysis.summary import Summary, summarise
-from tests.synthetic import amax_jump, dead_layer, non_finite, swiglu_outlier, write_run
+from tests.synthetic import amax_jump, dead_layer, loss_spike, non_finite, swiglu_outlier, write_run
 
 
 def summary_of(path: Path, **options: Any) -> Summary:
@@ -32,9 +32,36 @@ def test_planted_layers_come_first_with_their_onset_and_then_the_jump(tmp_path: 
     assert (third.code, third.first_step) == ("saturation", 157)
     assert {e.layer for e in summary.plan.entries} == {"layers.2.up", "layers.2.down"}
     assert summary.headline == (
-        "layers.2.down: 97 % of input is flushed to zero since step 103: its largest value is 7,000,000 times the "
+        "layers.2.up: 97 % of weight is flushed to zero since step 103: its largest value is 7,000,000 times the "
         "median; keep layers.2.down and layers.2.up in BF16."
     )
+
+
+def test_a_loss_spike_is_never_called_healthy(tmp_path: Path) -> None:
+    """Nothing else moved: there is nothing to act on, and the headline says that the loss spiked, and when."""
+    summary = summary_of(tmp_path, plant=loss_spike(150))
+    assert not any(f.severity in ("act", "watch") for f in summary.findings)
+    assert not summary.healthy
+    assert summary.headline == (
+        "Nothing to act on, but the loss spiked on step 150: no figure of any layer moved before step 150: look at the "
+        "data first."
+    )
+
+
+def test_a_spike_of_a_bf16_run_is_put_down_to_what_moved_not_to_casts_that_never_were(tmp_path: Path) -> None:
+    """Compared with FP8 only: an activation's rms tells, what the cast would have clipped does not."""
+    moved = [{"layer": "layers.1.down", "tensor": "input", "from_step": 150, "to_step": 150, "rms": 80.0}]
+    clipped = [{"layer": "layers.0.gate", "tensor": "input", "from_step": 150, "to_step": 150, "saturated_ratio": 0.2}]
+    (spike,) = summary_of(tmp_path, what_if=True, plant=loss_spike(150) + moved + clipped).spikes
+    assert [(m["layer"], m["tensor"], m["figure"]) for m in spike.first_movers] == [("layers.1.down", "input", "rms")]
+
+
+@pytest.mark.parametrize("steps", [1, 11])
+def test_a_run_hardly_looked_at_is_not_called_healthy(steps: int, tmp_path: Path) -> None:
+    """One and two sampled steps without a finding: too little, and what to do about it."""
+    summary = summary_of(tmp_path, steps=steps, every=10)
+    assert not summary.healthy
+    assert summary.headline.startswith(f"Too little to judge: {summary.run.sampled_steps} sampled of {steps} steps.")
 
 
 def test_run_facts(tmp_path: Path) -> None:

@@ -31,7 +31,9 @@ class Finding:
         gemms: for "bf16": the GEMMs to keep in it.
         what_if: the recipe that the finding is about, where it is not in force; the sentences then say "would".
         evidence: the rows that it rests on.
-        harm: orders findings of one severity; 1 is "one whole tensor is lost", more is worse.
+        harm: orders findings of one severity; 1 is "one whole tensor is lost", more is worse. A share, not a loss.
+        gemm_harm: the same in units of the loss, by which findings that call for BF16 are ordered among themselves
+            where it is known: the largest that ``recommend`` predicts of a GEMM that reads the tensor; else None.
         folded: codes of findings about the same thing that this one explains.
     """
 
@@ -52,6 +54,7 @@ class Finding:
     what_if: str | None = None
     evidence: list[dict[str, Any]] = field(default_factory=list)
     folded: tuple[str, ...] = ()
+    gemm_harm: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""

@@ -60,7 +60,14 @@ class Run(Folder):
 
     @cached_property
     def _findings(self) -> list[Finding]:
-        return worst_first(eased(f, self._kept_in_bf16) for f in self._judged)
+        found = worst_first(eased(f, self._kept_in_bf16) for f in self._judged)
+        order = self.evidence.layer_order
+        if not any(_calls_for_bf16(f) for f in found):
+            return origins_first(found, order)
+        advice = self._recommendation
+        harms = {(point.layer, point.gemm): point.harm for point in advice.curve}
+        weighed = [replace(f, gemm_harm=_gemm_harm(f, harms)) if _calls_for_bf16(f) else f for f in found]
+        return [as_planned(f, advice.plan, set(harms)) for f in origins_first(weighed, order)]
 
     @cached_property
     def _judged(self) -> list[Finding]:
@@ -91,6 +98,72 @@ def eased(finding: Finding, kept: Mapping[str, Iterable[str]]) -> Finding:
     rest = " and ".join(gemm for gemm in finding.gemms if gemm not in in_bf16)
     remedy = f"Its fprop is in BF16 already; {rest} can follow at a price." if rest else "It is in BF16 already."
     return replace(finding, severity="watch", remedy=remedy)
+
+
+def origins_first(findings: list[Finding], order: Mapping[str, int]) -> list[Finding]:
+    """Findings of one kind with the origin before its symptoms, in the places that the kind takes up.
+
+    What a tensor loses does not tell how far the loss feels it, and a broken layer breaks the gradients of those after
+    it: so among findings that call for BF16, of whatever code, GEMM harm goes before the share lost, where it is known
+    of all of them. Those with ``SAME_HARM`` of the worst are as bad as each other: the earlier onset is first, then
+    the first in execution order.
+    """
+    kinds: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings:
+        kinds.setdefault(_kind(finding), []).append(finding)
+    ranked = {kind: iter(_ranked(found, order)) for kind, found in kinds.items()}
+    return [next(ranked[_kind(finding)]) for finding in findings]
+
+
+def _kind(finding: Finding) -> tuple[str, str]:
+    return finding.severity, "bf16" if _calls_for_bf16(finding) else finding.code
+
+
+def _ranked(findings: list[Finding], order: Mapping[str, int]) -> list[Finding]:
+    known = all(f.gemm_harm is not None for f in findings)
+    harms = [(f.gemm_harm or 0.0) if known else f.harm for f in findings]
+    ranked: list[Finding] = []
+    left = sorted(zip(harms, findings, strict=True), key=lambda pair: -pair[0])
+    while left:
+        same = [f for harm, f in left if harm >= SAME_HARM * left[0][0]]
+        ranked += sorted(same, key=lambda f: (f.first_step or 0, _execution(f, order)))
+        left = left[len(same) :]
+    return ranked
+
+
+def _calls_for_bf16(finding: Finding) -> bool:
+    return finding.severity == "act" and finding.action == "bf16"
+
+
+def _gemm_harm(finding: Finding, harms: Mapping[tuple[str, str], float | None]) -> float | None:
+    """None where it is not known of all its GEMMs, or where a forward error does not show: figures contradict then."""
+    own = [harms.get((finding.layer or "", gemm)) for gemm in finding.gemms]
+    known = [harm for harm in own if harm is not None]
+    forward = harms.get((finding.layer or "", "fprop")) if "fprop" in finding.gemms else max(known, default=0.0)
+    return max(known) if known and len(known) == len(own) and forward else None
+
+
+def as_planned(finding: Finding, plan: Plan, weighed: set[tuple[str, str]]) -> Finding:
+    """A finding whose remedy is what the plan says of its layer, where the plan takes fewer GEMMs than read the tensor.
+
+    Args:
+        finding: any.
+        plan: of the run.
+        weighed: layers and GEMMs among which the plan chose; what it did not weigh it says nothing about.
+    """
+    places = [(finding.layer or "", gemm) for gemm in finding.gemms]
+    if not plan or not _calls_for_bf16(finding) or not weighed.issuperset(places):
+        return finding
+    taken = {gemm for entry in plan.entries if entry.layer == finding.layer for gemm in entry.gemms}
+    chosen, spared = ([g for g in finding.gemms if (g in taken) is wanted] for wanted in (True, False))
+    asked, rest = (" and ".join(gemms) for gemms in (finding.gemms, spared))
+    if not chosen:
+        left = f"Apply the plan: it leaves {rest} of this layer in FP8, as the loss hardly feels them."
+        return replace(finding, remedy=left)
+    if not spared or asked not in finding.remedy:
+        return finding
+    kept = finding.remedy.replace(asked, " and ".join(chosen), 1)
+    return replace(finding, remedy=f"{kept} The plan leaves its {rest} in FP8: the loss hardly feels it.")
 
 
 def _before_the_end(findings: list[Finding]) -> list[Finding]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -38,7 +41,8 @@ class Spike:
         score: robust standard deviations above the usual loss; None where the loss was not finite.
         last_step: last step of the stretch that stayed above.
         first_movers: rows of reports/first_movers.sql: which figures left their usual range at or before the spike,
-            first movers first; empty if none did.
+            by step, forward before backward, and in execution order; empty if none did. Figures of casts are among
+            them only where the cast took place: one that is merely compared with moves no loss.
     """
 
     step: int
@@ -50,6 +54,26 @@ class Spike:
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         return asdict(self)
+
+    def first_move(self, shown: Callable[[str], str] = str) -> str:
+        """What moved first, as a sentence without its full stop; ``shown`` makes a layer's name fit to show.
+
+        What moved on one step is told apart by the order in which layers run alone, so the sentence says so.
+        """
+        if not self.first_movers:
+            return f"no figure of any layer moved before step {self.step}: look at the data first"
+        first = self.first_movers[0]
+        what = f"{first['figure']} of {shown(str(first['layer']))} {first['tensor']}"
+        where = (first["layer"], first["tensor"])
+        together = (m for m in self.first_movers if m["first_step"] == first["first_step"])
+        if all((m["layer"], m["tensor"]) == where for m in together):
+            return f"{what} moved first, on step {first['first_step']}"
+        return f"{what} moved first in execution order of all that moved on step {first['first_step']}"
+
+
+def worst_of(spikes: Iterable[Spike]) -> Spike:
+    """The spike with the highest score; one without a finite loss before all others."""
+    return max(spikes, key=lambda spike: math.inf if spike.score is None else spike.score)
 
 
 def find_spikes(evidence: Evidence) -> list[Spike]:
@@ -110,4 +134,11 @@ def _first_movers(evidence: Evidence, step: int) -> list[Row]:
     """Figures that moved in the sampling interval before a step, against the twenty intervals before it."""
     interval = evidence.interval
     since = max(step - max(interval, 5), (evidence.run["first_step"] or 0) + 1)
-    return evidence.ask("first_movers", step=step, since=since, healthy_from=max(0, since - 20 * interval), at_most=20)
+    window = max(0, since - 20 * interval)
+    layers = json.dumps([name for name in evidence.layer_order if _storable(name)])
+    return evidence.ask("first_movers", step=step, since=since, healthy_from=window, at_most=20, layers=layers)
+
+
+def _storable(name: str) -> bool:
+    """Whether a row can be about it: a name with lone surrogates is no text that a file could hold."""
+    return not any("\ud800" <= character <= "\udfff" for character in name)

@@ -9,8 +9,9 @@ from fp8dbg.analysis.evidence import Evidence, Row
 from fp8dbg.analysis.finding import Finding
 from fp8dbg.analysis.limits import noise_floor
 from fp8dbg.analysis.plan import Plan
+from fp8dbg.analysis.recommend import FEWEST
 from fp8dbg.analysis.run import Run
-from fp8dbg.analysis.spikes import Spike, find_spikes
+from fp8dbg.analysis.spikes import Spike, find_spikes, worst_of
 from fp8dbg.analysis.verdicts.coverage import unseen_layers
 from fp8dbg.analysis.verdicts.shared import sensitivity_ratio
 from fp8dbg.analysis.wording import listed
@@ -63,7 +64,7 @@ class Summary:
         spikes: loss spikes, in order of step.
         worst: one row per tensor, worst first, with the error above its format's floor (``excess``).
         plan: the fallback plan.
-        healthy: no finding asks to act or to watch, and something was recorded.
+        healthy: no finding asks to act or to watch, the loss did not spike, and enough was recorded to say so.
         headline: the whole report in one sentence.
     """
 
@@ -94,33 +95,48 @@ def summarise(run: Run) -> Summary:
     """The summary of an opened run."""
     findings, plan = run.findings(), run.plan()
     facts = _run_facts(run)
-    healthy = bool(facts.sampled_steps) and not any(f.severity in ("act", "watch") for f in findings)
+    pressing = any(f.severity in ("act", "watch") for f in findings)
+    spikes = find_spikes(run.evidence)
     return Summary(
         run=facts,
         coverage=_coverage(run, facts),
         findings=findings,
-        spikes=find_spikes(run.evidence),
+        spikes=spikes,
         worst=_worst(run.evidence),
         plan=plan,
-        healthy=healthy,
-        headline=headline(findings, plan, facts),
+        healthy=facts.sampled_steps >= FEWEST and not pressing and not spikes,
+        headline=headline(findings, plan, facts, spikes),
     )
 
 
-def headline(findings: list[Finding], plan: Plan, facts: RunFacts) -> str:
-    """What to know if one reads a single sentence: the worst finding and what to do first."""
+def headline(findings: list[Finding], plan: Plan, facts: RunFacts, spikes: list[Spike]) -> str:
+    """What to know if one reads a single sentence: the worst finding and what to do first, or why there is none."""
     pressing = [f for f in findings if f.severity in ("act", "watch")]
-    if not facts.sampled_steps and not pressing:
-        return "Nothing was recorded."
     if not pressing:
-        kept = f" with {listed([e.layer for e in plan.entries])} kept in BF16, where FP8 would hurt" if plan else ""
-        return f"Healthy{kept}: nothing found in {facts.layers} layers over {facts.sampled_steps} sampled steps."
+        return _nothing_found(plan, facts, spikes)
     worst = pressing[0]
     where = f"{worst.layer}: " if worst.layer else ""
     what = f"{where}{worst.summary.rstrip('.')}"
     if plan and worst.action == "bf16":
         return f"{what}; keep {listed([e.layer for e in plan.entries])} in BF16."
     return f"{what}. {worst.remedy}"
+
+
+def _nothing_found(plan: Plan, facts: RunFacts, spikes: list[Spike]) -> str:
+    """What no finding to act on or to watch means: healthy only where enough was seen and the loss did not spike."""
+    if not facts.sampled_steps:
+        return "Nothing was recorded."
+    if spikes:
+        worst = worst_of(spikes)
+        more = f" and on {len(spikes) - 1} more" if len(spikes) > 1 else ""
+        return f"Nothing to act on, but the loss spiked on step {worst.step}{more}: {worst.first_move()}."
+    if facts.sampled_steps < FEWEST:
+        return (
+            f"Too little to judge: {facts.sampled_steps} sampled of {facts.steps} steps. At least {FEWEST} are needed: "
+            "train on, attach with a smaller every=, or call step() after each step where there is no torch optimizer."
+        )
+    kept = f" with {listed([e.layer for e in plan.entries])} kept in BF16, where FP8 would hurt" if plan else ""
+    return f"Healthy{kept}: nothing found in {facts.layers} layers over {facts.sampled_steps} sampled steps."
 
 
 def _run_facts(run: Run) -> RunFacts:

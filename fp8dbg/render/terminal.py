@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,11 +11,11 @@ from rich.console import Console
 from rich.text import Text
 
 from fp8dbg.analysis.finding import Finding
+from fp8dbg.analysis.spikes import worst_of
 from fp8dbg.analysis.wording import listed, percent
 from fp8dbg.render.names import clipped, shorten
 
 if TYPE_CHECKING:
-    from fp8dbg.analysis.spikes import Spike
     from fp8dbg.analysis.summary import Summary
 
 FEWEST_LINES, MOST_LINES = 24, 40
@@ -70,12 +69,21 @@ def _room(summary: Summary, lines: int) -> Room:
 
 def _headline(summary: Summary, width: int) -> list[Text]:
     """At most three lines."""
-    pressing = next((f.severity for f in summary.findings if f.severity != "info"), "fine")
+    otherwise = "fine" if summary.healthy else "watch"
+    pressing = next((f.severity for f in summary.findings if f.severity != "info"), otherwise)
     told = clipped(summary.headline, 3 * width - 12)
     wrapped = Text(told, style=STYLES[pressing]).wrap(_measuring(width), width)
     for line in wrapped:
         line.rstrip()
     return [*wrapped[:3], Text("")]
+
+
+def _wrapped(sentence: str, width: int, lines: int) -> list[Text]:
+    """An indented sentence on as many lines as it needs, at most ``lines``: what is more is cut."""
+    told = Text(clipped(sentence, lines * (width - 2) - 12)).wrap(_measuring(width), width - 2)[:lines]
+    for line in told:
+        line.rstrip()
+    return [Text("  ").append(line) for line in told]
 
 
 def _measuring(width: int) -> Console:
@@ -160,17 +168,9 @@ def _spikes(summary: Summary, width: int) -> list[Text]:
     if not summary.spikes:
         return []
     steps = listed([str(spike.step) for spike in summary.spikes], 4)
-    worst = max(summary.spikes, key=lambda spike: math.inf if spike.score is None else spike.score)
     told = f"Loss spike{'s' if len(summary.spikes) > 1 else ''} at step {steps}"
-    return [Text(""), Text(told), Text(clipped(f"  {_first_mover(worst)}", width))]
-
-
-def _first_mover(spike: Spike) -> str:
-    if not spike.first_movers:
-        return f"No figure of any layer moved before step {spike.step}: look at the data first."
-    first = spike.first_movers[0]
-    where = shorten(str(first["layer"]), 40)
-    return f"{first['figure']} of {where} {first['tensor']} moved first, on step {first['first_step']}."
+    first = worst_of(summary.spikes).first_move(lambda name: shorten(name, 40))
+    return [Text(""), Text(told), *_wrapped(f"{first}.", width, 2)]
 
 
 def _plan(summary: Summary, width: int, room: int) -> list[Text]:
