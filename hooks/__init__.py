@@ -122,8 +122,8 @@ class Adapter(Protocol):
 class Writer(Protocol):
     """A file that writes plans; it imports no torch."""
 
-    def write_fallback(self, plan: Plan) -> str:
-        """The plan as the host's own configuration."""
+    def write_fallback(self, plan: Plan, **recipe: str) -> str:
+        """The plan as the host's own configuration; some hosts' name the run's ``recipe``."""
 
 
 WRITERS = {

@@ -7,9 +7,14 @@ import json
 from fp8dbg.hooks import plans
 
 
-def write_fallback(plan: plans.Plan) -> str:
-    """The plan as Python: the call of ``fp8dbg.simulate`` that rehearses it."""
-    head = plans.comment("fp8dbg fallback plan for a simulated run: pass the recipe that the run was made with.")
+def write_fallback(plan: plans.Plan, recipe: str = "") -> str:
+    """The plan as Python: the call of ``fp8dbg.simulate`` that rehearses it.
+
+    ``recipe`` is the label of the run's; "": not known, so the reader is asked to put it in place of "delayed".
+    """
+    known = "under the recipe that the run was made with" if recipe else "pass the recipe that the run was made with"
+    head = plans.comment(f"fp8dbg fallback plan for a simulated run: {known}.")
     entries = [f"    {json.dumps(layer)}: {json.dumps(recipes)}," for layer, recipes in plans.by_layer(plan).items()]
-    body = ["import fp8dbg", "", "FALLBACK = {", *entries, "}", "", 'fp8dbg.simulate(model, "delayed", FALLBACK)']
+    call = f"fp8dbg.simulate(model, {json.dumps(recipe or 'delayed')}, FALLBACK)"
+    body = ["import fp8dbg", "", "FALLBACK = {", *entries, "}", "", call]
     return plans.text_of([*head, *plans.described(plan), *body])

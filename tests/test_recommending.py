@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from fp8dbg.analysis.run import open_run
 from fp8dbg.hooks import WRITERS, adapters, writer
-from fp8dbg.recommending import write_plan
+from fp8dbg.recommending import recipe_of, write_plan
 from fp8dbg.runs.plan import Plan, PlanEntry
 from tests.command_line import Run
 from tests.synthetic import write_run
@@ -38,6 +39,28 @@ def test_configuration_in_python_compiles(host: str, tmp_path: Path) -> None:
     except SyntaxError:
         python = False
     assert python == (path.suffix == ".py")
+
+
+def test_a_configuration_that_names_a_recipe_names_the_runs(tmp_path: Path) -> None:
+    """With its parameters; a recipe that the host does not know leaves the host's default."""
+
+    def written(host: str, recipe: str) -> str:
+        return write_plan(PLAN, host, tmp_path, recipe)[1].read_text(encoding="utf-8")
+
+    assert 'fp8dbg.simulate(model, "delayed:history=16", FALLBACK)' in written("pytorch", "delayed:history=16")
+    assert "pass the recipe" in written("pytorch", "")
+    assert "pass the recipe" not in written("pytorch", "current")
+    assert "'tensorwise'" in written("torchao_float8", "tensorwise")
+    assert "'rowwise'" in written("torchao_float8", "delayed")
+    assert written("nvidia_te", "delayed:history=16") == written("nvidia_te", "")
+
+
+def test_the_recipe_of_a_run_is_the_one_in_force_else_the_one_compared_with(tmp_path: Path) -> None:
+    """A plan for a run in BF16 rehearses what that run was compared with."""
+    for only_compared in (False, True):
+        path = tmp_path / str(only_compared)
+        with open_run(write_run(path, blocks=1, steps=30, recipe="delayed", what_if=only_compared)) as run:
+            assert recipe_of(run) == "delayed"
 
 
 def test_every_adapter_has_its_writer() -> None:

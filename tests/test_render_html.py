@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from fp8dbg.render.cards import CHART_TITLES, CHARTS_OF
 from fp8dbg.render.html import charts, write_report
 from fp8dbg.render.markup import Heading, number, table
 from fp8dbg.render.page_data import PageData
-from fp8dbg.render.page_words import false_alarm
+from fp8dbg.render.page_words import false_alarm, fingerprint
 from fp8dbg.runs.folder import RunWriter
 from fp8dbg.runs.queries import ask
 from tests.pages import HOSTILE, faulted, hostile
@@ -49,6 +50,17 @@ def test_data_cannot_leave_its_script_element(tmp_path: Path) -> None:
     titles = [layer["title"] for layer in json.loads(found[1])["layers"]]
     assert titles[0] == HOSTILE[0]
     assert len(titles) == len(HOSTILE)
+
+
+def test_the_fingerprint_tells_the_recipe_in_force_from_the_one_compared_with(tmp_path: Path) -> None:
+    """run.json has the latter alone, which looked like the run's."""
+    facts = {"layers": [{"layer": "a"}], "recipe": {"name": "block", "parameters": {}}}
+    RunWriter(tmp_path / "r", rank=0, fingerprint=facts).close()
+    run = summarise(open_run(tmp_path / "r"))
+    groups = fingerprint(replace(run, run=replace(run.run, recipes=["delayed:history=16"])))
+    assert "recipe" not in groups
+    assert groups["compared with"]["name"] == "block"
+    assert groups["in force"] == {"recipes": ["delayed:history=16"]}
 
 
 def test_many_samples_are_thinned_and_said_to_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

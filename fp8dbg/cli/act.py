@@ -23,19 +23,19 @@ def recommend(
 
     The smallest plan that takes away the harm, the whole curve beside it, and what to do where BF16 is not the answer.
     """
-    from fp8dbg.recommending import require_host, write_plan
+    from fp8dbg.recommending import recipe_of, require_host, write_plan
     from fp8dbg.render.advice import advise
 
     if host is not None:
         require_host(host)
     with open_run(run_folder) as run:
-        found = run.recommendation()
+        found, recipe = run.recommendation(), recipe_of(run)
         say_problems(run)
     if as_json:
         typer.echo(output.json_text(found.to_dict()))
     else:
         advise(found, output.console())
-    for path in write_plan(found.plan, host, out or run_folder):
+    for path in write_plan(found.plan, host, out or run_folder, recipe):
         output.say(f"Written: {path}")
 
 

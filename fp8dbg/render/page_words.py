@@ -130,8 +130,14 @@ def _thinned(data: PageData) -> list[str]:
 
 
 def fingerprint(summary: Summary) -> dict[str, dict[str, Any]]:
-    """run.json by groups: what is nested is a group of its own."""
-    facts = summary.run.fingerprint
+    """run.json by groups: what is nested is a group of its own.
+
+    Its recipe is what ``attach`` was asked to compare BF16 layers with; what FP8 layers compute by is beside it.
+    """
+    facts = dict(summary.run.fingerprint)
+    compared = {"compared with": facts.pop("recipe")} if "recipe" in facts else {}
+    compared |= {"in force": {"recipes": summary.run.recipes}} if summary.run.recipes else {}
+    facts |= compared
     groups = {k: v for k, v in facts.items() if isinstance(v, dict)}
     plain = {k: v for k, v in facts.items() if k not in groups and v is not None}
     return {"run": plain, **groups}
