@@ -75,7 +75,9 @@ def train(out: Path, settings: Settings, tell: Callable[[int, float], None]) -> 
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, settings.learning_rate, settings.steps, pct_start=0.1)
     batches = torch.Generator().manual_seed(settings.seed)
     planted: Weights = {}
-    with fp8dbg.attach(model, out, optimizer=optimizer, every=settings.every) as run:
+    # saved whole (0.1 MB a sampled step), it answers the tutorial's question what MXFP8 would have done to it
+    faulty = f"layers.{settings.planted_layer}.mlp.up:weight"
+    with fp8dbg.attach(model, out, optimizer=optimizer, every=settings.every, dump=[faulty]) as run:
         for step in range(settings.steps):
             if step == settings.planted_at:
                 plant_outliers(_layer(model, settings.planted_layer).mlp, optimizer, settings.neurons)
