@@ -1,26 +1,43 @@
 """Megatron-Core with Transformer Engine's FP8 layers, recorded; the plan is written as Megatron's own configuration.
 
-    python -m examples.megatron_te [OUT]
+    python -m examples.megatron_te [OUT]                        # in the root of a checkout
     torchrun --nproc-per-node 2 -m examples.megatron_te [OUT]
 
-Without a GPU it runs over the CPU stand-in of the tests (from a checkout), on gloo.
+It needs Megatron-Core and Transformer Engine (pip install '.[megatron,te]'), and runs over the tests' stand-in for the
+latter's CUDA code, on gloo.
 """
 
 from __future__ import annotations
 
 import sys
 from argparse import Namespace
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import fp8dbg
-from tests.hosts import megatron_run
+
+
+def helpers() -> Any:
+    """What builds and trains the model; where a part is missing the program ends with a sentence."""
+    missing = [name for name in ("megatron", "transformer_engine") if find_spec(name) is None]
+    if missing:
+        sys.exit(f"This example needs {' and '.join(missing)}: pip install '.[megatron,te]'")
+    try:
+        from tests.hosts import megatron_run
+    except ModuleNotFoundError as error:
+        if error.name not in ("tests", "tests.hosts"):
+            sys.exit(f"This example needs {error.name}: pip install '.[megatron,te]'")
+        sys.exit("Run it in the root of a checkout of fp8dbg: python -m examples.megatron_te")
+    return megatron_run
 
 
 def main() -> None:
     """Train four steps under tensorwise FP8 on every rank; rank 0 says what was recorded."""
     out = Path(sys.argv[1] if len(sys.argv) > 1 else "megatron_run")
+    megatron_run = helpers()
     megatron_run.start()
     options = Namespace(
         spec="te",

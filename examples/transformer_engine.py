@@ -8,6 +8,7 @@ Without a GPU it runs the same Python of Transformer Engine over the CPU stand-i
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,16 @@ STEPS, SPIKE = 24, 16
 
 def transformer_engine() -> Any:
     """The library itself on a GPU; over the stand-in for its compiled module elsewhere."""
+    if find_spec("transformer_engine") is None:
+        sys.exit("This example needs Transformer Engine: pip install '.[te]'")
     if torch.cuda.is_available():
         import transformer_engine.pytorch as te
 
         return te
-    from tests.hosts import te_cpu
-
+    try:
+        from tests.hosts import te_cpu
+    except ModuleNotFoundError:
+        sys.exit("Without a GPU, run it in the root of a checkout of fp8dbg: python -m examples.transformer_engine")
     return te_cpu.install()
 
 

@@ -24,3 +24,28 @@ def test_rehearse_fp8(tmp_path: Path) -> None:
     assert against["bf16"] == 0.0
     assert all(abs(gap) < 0.1 for name, gap in against.items() if name != "nvfp4")
     assert against["nvfp4"] > 5 * abs(against["nvfp4, layer 8 in BF16"])
+
+
+HIDDEN = """
+import runpy, sys, types
+from importlib.machinery import ModuleSpec
+for name in ("megatron", "transformer_engine"):
+    sys.modules[name] = types.ModuleType(name) if INSTALLED else None
+    if INSTALLED:
+        sys.modules[name].__spec__ = ModuleSpec(name, None)
+sys.modules["tests"] = None
+runpy.run_path(EXAMPLE, run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("name", ["megatron_te", "transformer_engine"])
+@pytest.mark.parametrize(("installed", "says"), [(False, "pip install '.["), (True, "in the root of a checkout")])
+def test_an_example_that_lacks_something_says_so_in_one_line(name: str, installed: bool, says: str) -> None:
+    """Its host library, or, where it was started as a script, the tests' stand-in for a GPU's code."""
+    program = f"INSTALLED, EXAMPLE = {installed}, {str(ROOT / 'examples' / name) + '.py'!r}\n{HIDDEN}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 1
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == 1
