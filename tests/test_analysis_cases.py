@@ -33,7 +33,6 @@ def test_run_gets_these_findings_and_this_plan(case: dict[str, Any], tmp_path: P
 
 def _about(finding: Finding, wanted: dict[str, Any]) -> dict[str, Any]:
     """The finding's values for the keys that the case names."""
-    values = {key: getattr(finding, key) for key in wanted if key != "says"}
-    if "says" in wanted:
-        values["says"] = wanted["says"] if wanted["says"] in finding.summary else finding.summary
-    return values
+    texts = {"says": finding.summary, "advises": finding.remedy}
+    values = {key: getattr(finding, key) for key in wanted if key not in texts}
+    return values | {key: wanted[key] if wanted[key] in text else text for key, text in texts.items() if key in wanted}

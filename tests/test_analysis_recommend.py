@@ -99,13 +99,27 @@ def test_where_the_gemms_say_nothing_all_readers_are_kept(plant: Any, tmp_path: 
 
 
 def test_another_action_is_named_instead_of_bf16(tmp_path: Path) -> None:
-    """A jump under delayed scaling: headroom, as a recipe; no plan."""
+    """A jump of 30 times under delayed scaling: current scaling, as no margin is worth it; no plan."""
     found = recommended(tmp_path, amax_jump())
     assert not found.plan
-    assert [(a.kind, a.recipe, a.first_step) for a in found.instead] == [
-        ("give the scale room", "delayed:margin=1", 150)
-    ]
+    assert [(a.kind, a.recipe, a.first_step) for a in found.instead] == [("give the scale room", "current", 150)]
     assert found.headline == "BF16 is not the answer here: give the scale room."
+
+
+def test_jump_that_a_margin_holds_gets_that_margin(tmp_path: Path) -> None:
+    """3.5 times beyond: two binades."""
+    found = recommended(tmp_path, amax_jump(times=3.5))
+    assert [a.recipe for a in found.instead] == ["delayed:margin=2"]
+
+
+def test_finding_to_watch_is_repeated_with_its_action(tmp_path: Path) -> None:
+    """A jump of one tensor between sampled steps: nothing to act on yet, and not "nothing to change"."""
+    found = recommended(tmp_path, amax_jump(155, layer="layers.2.down"))
+    assert not found.plan
+    assert [(a.severity, a.layer, a.how[:29]) for a in found.instead] == [
+        ("watch", "layers.2.down", "Look at the batch of step 155")
+    ]
+    assert found.headline == "Nothing asks for BF16; one thing to watch: give the scale room."
 
 
 def test_spike_in_a_long_history_gets_the_most_recent_amax(tmp_path: Path) -> None:
@@ -113,7 +127,10 @@ def test_spike_in_a_long_history_gets_the_most_recent_amax(tmp_path: Path) -> No
     spike = {"layer": "layers.1.up", "tensor": "input", "from_step": 65, "to_step": 65, "amax_times": 1e5}
     found = recommended(tmp_path, [spike], history=1024)
     assert not found.plan
-    assert [a.recipe for a in found.instead] == ["delayed:history=1,algorithm=most_recent"]
+    assert [(a.code, a.recipe) for a in found.instead] == [
+        ("stale_scale", "delayed:history=1,algorithm=most_recent"),
+        ("saturation", "current"),
+    ]
 
 
 def test_narrow_gradients_get_the_other_format(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fp8dbg.analysis.evidence import Evidence, Row
 from fp8dbg.analysis.finding import Finding
+from fp8dbg.analysis.headroom import CHASING, WORTH
 from fp8dbg.analysis.scales import recipe_of
 from fp8dbg.analysis.verdicts.shared import FLUSHED, error_matters
 from fp8dbg.errors import UsageError
@@ -39,6 +40,7 @@ class Action:
         recipe: the recipe that does it, where it is one; None otherwise.
         why: the finding's sentence.
         how: the first thing to do.
+        severity: the finding's, "act" or "watch".
     """
 
     kind: str
@@ -49,6 +51,7 @@ class Action:
     recipe: str | None
     why: str
     how: str
+    severity: str = "act"
 
 
 def instead_of_bf16(evidence: Evidence, findings: Sequence[Finding], passing: Sequence[Finding]) -> Iterator[Action]:
@@ -64,13 +67,14 @@ def instead_of_bf16(evidence: Evidence, findings: Sequence[Finding], passing: Se
             steps = (finding.last_step or 0) + 1
             how = f"Keep {finding.layer} in BF16 for the first {steps} steps, then go on in FP8."
             yield _action(finding, f"use BF16 for the first {steps} steps", "bf16", how)
-        elif finding.severity == "act" and finding.action in BY_ACTION:
+        elif finding.severity in ("act", "watch") and finding.action in BY_ACTION:
             kind = KINDS.get(finding.code, BY_ACTION[finding.action])
             yield _action(finding, kind, _recipe(evidence, finding), finding.remedy)
 
 
 def _action(finding: Finding, kind: str, recipe: str | None, how: str) -> Action:
-    return Action(kind, finding.code, finding.layer, finding.tensor, finding.first_step, recipe, finding.summary, how)
+    where = (finding.layer, finding.tensor, finding.first_step)
+    return Action(kind, finding.code, *where, recipe, finding.summary, how, finding.severity)
 
 
 def early_only(evidence: Evidence, finding: Finding) -> bool:
@@ -82,7 +86,7 @@ def early_only(evidence: Evidence, finding: Finding) -> bool:
 
 
 def _recipe(evidence: Evidence, finding: Finding) -> str | None:
-    """The run's own recipe with the one parameter changed that the finding asks to change."""
+    """The run's own recipe with the one parameter changed that the finding asks to change, or current scaling."""
     row = next((r for r in evidence.operands if (r["layer"], r["tensor"]) == (finding.layer, finding.tensor)), None)
     recipe = None if row is None else recipe_of(row)
     if recipe is None or not {"history", "hybrid"} & set(recipe.parameters):
@@ -91,8 +95,11 @@ def _recipe(evidence: Evidence, finding: Finding) -> str | None:
     if finding.code == "stale_scale":
         # a window of 16 keeps the scale stale for 16 steps: it won back 73 % of the loss, the most recent amax 96 %
         change = {"history": 1, "algorithm": "most_recent"}
-    elif finding.code == "saturation":
-        change = {"margin": 1}
+    elif finding.code == "saturation" and recipe.name not in CHASING:
+        margin = finding.evidence[0].get("margin_needed")
+        if margin is None or margin > WORTH:
+            return recipe_named("current", hybrid=recipe.parameters.get("hybrid", True)).label
+        change = {"margin": margin}
     elif finding.code == "wrong_format":
         change = {"hybrid": True}
     try:

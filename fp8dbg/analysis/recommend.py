@@ -87,6 +87,8 @@ class Recommendation:
             what = "1 GEMM" if count == 1 else f"{count} GEMMs"
             buys = f", which takes away {percent(removed)} of the predicted harm" if removed is not None else ""
             return f"Take {what} out of the run's recipe{buys} and gives up {percent(given_up)} of the FP8 FLOPs."
+        if self.instead and all(action.severity == "watch" for action in self.instead):
+            return f"Nothing asks for BF16; one thing to watch: {self.instead[0].kind}."
         if self.instead:
             return f"BF16 is not the answer here: {self.instead[0].kind}."
         return "Nothing to change: no finding asks for BF16 or for anything else."

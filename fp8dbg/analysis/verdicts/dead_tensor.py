@@ -1,12 +1,13 @@
 """A tensor that is zero in every element.
 
-Sign: zeros equals numel on at least two sampled steps in a row, or at the end of the run. Its figures are NULL, not
-0 %: upstream of a dead gradient everything looks healthy and nothing is judged.
+Sign: zeros equals numel on at least two sampled steps in a row, or at the end of the run; on one already for a weight
+that held other values before, which no optimizer does. Its figures are NULL, not 0 %: upstream of a dead gradient
+everything looks healthy and nothing is judged.
 Cause: a weight that was zeroed or never loaded, a gate that shut, a layer cut off from the loss, a gradient that was
 flushed to zero downstream.
 Remedy: look at the first dead tensor in execution order; the others follow from it.
 False alarm when: the tensor starts at zero by design and wakes up (LoRA's B, zero-initialised projections), or its
-layer is frozen or unused on purpose.
+layer is frozen, unused or reset on purpose.
 """
 
 from __future__ import annotations
@@ -37,7 +38,14 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
 def _lasting(row: Row, evidence: Evidence) -> bool:
     ends = evidence.end is not None and row["last_step"] >= evidence.end
     starts_dead = row["first_step"] == evidence.run["first_sampled"]
-    return bool(row["steps"] == row["total_steps"] if starts_dead else row["steps"] >= 2 or ends)
+    if starts_dead:
+        return bool(row["steps"] == row["total_steps"])
+    return bool(row["steps"] >= 2 or ends or _was_zeroed(row))
+
+
+def _was_zeroed(row: Row) -> bool:
+    """Whether it is a weight that held other values before: one that starts at zero, whenever that is, is no news."""
+    return row["tensor"] == "weight" and row["before"] is not None
 
 
 def _findings(evidence: Evidence, rows: list[Row]) -> Iterator[Finding]:
@@ -60,11 +68,20 @@ def _findings(evidence: Evidence, rows: list[Row]) -> Iterator[Finding]:
         f"{period(origin['first_step'], origin['last_step'], evidence.end)}"
         f"{f'; so are {listed(follow)}' if follow else ''}.",
         basis=f"all of its elements on {origin['steps']} of {origin['total_steps']} sampled steps",
-        remedy="Look at this tensor first: other zeros follow from it, and nothing upstream of it is judged.",
+        remedy=_remedy(origin),
         action="software",
         harm=1.5,
         evidence=ranked[:20],
     )
+
+
+def _remedy(origin: Row) -> str:
+    if _was_zeroed(origin):
+        return (
+            f"Look for what wrote to this weight after step {origin['before']} (a reset, a load): an optimizer does "
+            "not bring every element to zero."
+        )
+    return "Look at this tensor first: other zeros follow from it, and nothing upstream of it is judged."
 
 
 def _flushed_downstream(evidence: Evidence, origin: Row) -> bool:

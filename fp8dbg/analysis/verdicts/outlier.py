@@ -5,7 +5,8 @@ rel_l2 look perfect, or even improve: the outlier dominates both norms. Or, behi
 tensor has become zero while its largest value is out of reach of its former median: what would be flushed is masked.
 Cause: channels that grow together (SwiGLU's up and down, query and key, embeddings), or a weight that was rescaled;
 the per-tensor scale serves the outlier and nothing else.
-Remedy: keep the GEMMs that read the tensor in BF16, or scale more finely than the outlier (row, block, MXFP8).
+Remedy: keep the GEMMs that read the tensor in BF16, or scale more finely than the outlier (row, block, MXFP8). In the
+input of the first layer it may be the data's: normalise that feature.
 False alarm when: what is flushed was never used, as in rows of an embedding that no token reads.
 """
 
@@ -91,11 +92,18 @@ def _finding(evidence: Evidence, suspect: Suspect) -> Finding:
         severity=severity(evidence, row, "act" if _drowns(suspect) else "watch"),
         summary=f"{percent(ratio)} of {row['tensor']} {verb} flushed to zero{under(row)} {when(evidence, suspect)}: "
         f"its largest value is {factor(stretch['usual_peak_to_median'])} the median.",
-        remedy=f"Keep {' and '.join(gemms)} of {row['layer']} in BF16, or scale it by row or block.",
+        remedy=f"Keep {' and '.join(gemms)} of {row['layer']} in BF16, or scale it by row or block"
+        f"{_feature(evidence, row)}.",
         action="bf16",
         gemms=gemms,
         harm=harm_of(evidence, suspect, ratio),
     )
+
+
+def _feature(evidence: Evidence, row: Row) -> str:
+    """What else to look at where no layer comes before."""
+    first = row["tensor"] == "input" and evidence.layer_order.get(row["layer"]) == 0
+    return "; where the data feed it, look at them too and normalise the feature that is so large" if first else ""
 
 
 def _masked_finding(evidence: Evidence, suspect: Suspect) -> Finding:

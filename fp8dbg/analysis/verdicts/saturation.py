@@ -3,8 +3,8 @@
 Sign: saturated_ratio above its usual value with scale_delta above 0, and rel_l2 beyond the format's noise; between
 sampled steps, scale x amax far beyond the format's maximum in the amax table.
 Cause: delayed scaling follows amax a step late: a batch whose values jump, or fast growth, meets yesterday's scale.
-Remedy: a margin of 1 (one binade of headroom), current scaling for the layer, or take the batch out of the data; not
-BF16, which only hides the jump.
+Remedy: look at the batch of that step; for jumps that recur, current scaling for the layer, or a margin of up to 3
+where that covers them (each is a factor of 2, and as much less for small values); not BF16, which only hides the jump.
 False alarm when: it is the first steps of a run, while the history fills, or a lone element clips.
 """
 
@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 from fp8dbg.analysis.evidence import Evidence, Row, Suspect
 from fp8dbg.analysis.finding import Finding
+from fp8dbg.analysis.headroom import margin_for, margin_of, room_for
 from fp8dbg.analysis.verdicts.shared import (
     EXCESS,
     clipped,
@@ -30,7 +31,6 @@ from fp8dbg.numerics.formats import FORMATS
 CODE = "saturation"
 EXPLAINS: frozenset[str] = frozenset({"gain_error"})
 TITLE = "Scale too large: values clip"
-REMEDY = "Give delayed scaling a margin of 1 or use current scaling for this layer, and look at the batch of that step."
 REMEDY_FINE = "Round block scales up, so that no block's largest value clips, and look at how they are computed."
 
 JUMP = 2.5
@@ -43,16 +43,25 @@ UNUSUAL = 1.5
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
     """Findings for clipping on sampled steps, then for jumps between them."""
-    seen = []
-    for suspect in clipped(evidence):
-        delta = suspect.stretch["worst_scale_delta"]
-        if delta is None or delta > EXCESS:
-            seen.append((suspect.facts["layer"], suspect.facts["tensor"]))
-            yield _finding(evidence, suspect)
-    yield from _jumps(evidence, seen)
+    clips = [s for s in clipped(evidence) if _too_large(s)]
+    for suspect in clips:
+        together = [_margin(s) for s in clips if s.first_step == suspect.first_step]
+        yield _finding(evidence, suspect, max((m for m in together if m is not None), default=None))
+    yield from _jumps(evidence, [(s.facts["layer"], s.facts["tensor"]) for s in clips])
 
 
-def _finding(evidence: Evidence, suspect: Suspect) -> Finding:
+def _too_large(suspect: Suspect) -> bool:
+    delta = suspect.stretch["worst_scale_delta"]
+    return delta is None or delta > EXCESS
+
+
+def _margin(suspect: Suspect) -> int | None:
+    """The margin that would have held it; scale_delta compares with a scale that has the margin in force."""
+    delta = suspect.stretch["worst_scale_delta"]
+    return margin_for(suspect.facts, None if delta is None else delta - margin_of(suspect.facts))
+
+
+def _finding(evidence: Evidence, suspect: Suspect, margin: int | None) -> Finding:
     row, stretch = suspect.facts, suspect.stretch
     delta = stretch["worst_scale_delta"]
     scale = f"the scale in force {'would be' if row['what_if'] else 'is'} {times(delta)} too large" if delta else ""
@@ -64,10 +73,15 @@ def _finding(evidence: Evidence, suspect: Suspect) -> Finding:
         severity=severity(evidence, row, "act"),
         summary=f"{percent(stretch['worst'])} of {row['tensor']} {'would be' if row['what_if'] else 'is'} clipped"
         f"{under(row)} {when(evidence, suspect)}{': ' + scale if scale else ''}.",
-        remedy=REMEDY if row["granularity"] == "tensor" else REMEDY_FINE,
+        remedy=_remedy(suspect, margin) if row["granularity"] == "tensor" else REMEDY_FINE,
         action="scale" if row["granularity"] == "tensor" else "recipe",
         harm=harm_of(evidence, suspect, lost),
+        evidence=[stretch | {"margin_needed": margin}],
     )
+
+
+def _remedy(suspect: Suspect, margin: int | None) -> str:
+    return room_for(suspect.facts, suspect.first_step, margin, once=suspect.steps == 1)
 
 
 def _jumps(evidence: Evidence, seen: list[tuple[str, str]]) -> Iterator[Finding]:
@@ -85,8 +99,11 @@ def _jumps(evidence: Evidence, seen: list[tuple[str, str]]) -> Iterator[Finding]
         if over > JUMP:
             jumps.setdefault(amax["highest_at"], []).append((over, row, amax))
     for step, group in jumps.items():
+        margins = [margin_for(row, over) for over, row, _ in group]
+        margin = max((m for m in margins if m is not None), default=None)
         for over, row, amax in group:
-            yield _jump(evidence, step, over, row, amax, "act" if len(group) > 1 else "watch")
+            wanted = "act" if len(group) > 1 else "watch"
+            yield _jump(evidence, step, over, row, amax | {"margin_needed": margin}, wanted)
 
 
 def _overshoot(amax: Row, largest: float) -> float:
@@ -111,7 +128,7 @@ def _jump(evidence: Evidence, step: int, over: float, row: Row, amax: Row, wante
         f"what its scale had room for{under(row)} on step {step}, between sampled steps.",
         basis=f"its scale x amax on every other step; {times(JUMP)} beyond the format's maximum clips two fifths of a "
         "tensor that grew as a whole",
-        remedy=REMEDY,
+        remedy=room_for(row, step, amax["margin_needed"], once=True),
         action="scale",
         harm=0.25 * min(1.0, over / 5),
         what_if=row["what_if"],

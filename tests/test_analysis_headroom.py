@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fp8dbg import attach, simulate
+from fp8dbg.analysis.finding import Finding
+from fp8dbg.analysis.headroom import margin_for, room_for
+from fp8dbg.analysis.run import open_run
+from tests.synthetic import amax_jump, loss_spike, write_run
+
+JUMP, STEPS = 55, 80
+"""The step of the bad batch, between two sampled ones, and how many steps are trained."""
+
+
+def row(recipe: str, tensor: str = "input") -> dict[str, Any]:
+    return {"recipe": recipe, "tensor": tensor}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "times", "margin"),
+    [
+        ("delayed:history=16", 49, 6),
+        ("delayed:history=16", 4, 2),
+        ("delayed:history=16", 1.1, 1),
+        ("delayed:history=16,margin=1", 24.5, 6),
+        ("delayed:margin=2", 2, 3),
+        ("current", 49, None),
+        ("a host's own", 49, None),
+    ],
+)
+def test_margin_is_the_one_in_force_and_the_jump_in_binades(recipe: str, times: float, margin: int | None) -> None:
+    """On top of what is in force, rounded up; a power of two fits exactly."""
+    assert margin_for(row(recipe), math.log2(times)) == margin
+
+
+@pytest.mark.parametrize(
+    ("recipe", "tensor", "needed", "once", "starts", "ends"),
+    [
+        ("delayed", "input", 2, True, "Look at the batch of step 9; a margin of 2, or current", "would have held it."),
+        ("delayed", "input", 2, False, "A margin of 2, or current scaling", "look at the batch of step 9."),
+        (
+            "delayed:margin=1",
+            "input",
+            3,
+            True,
+            "Look at the batch of step 9; a margin of 3 rather than 1, or",
+            "held it.",
+        ),
+        (
+            "delayed",
+            "input",
+            4,
+            True,
+            "Look at the batch of step 9; no margin worth its price",
+            "current scaling for this layer would.",
+        ),
+        (
+            "delayed",
+            "weight",
+            2,
+            True,
+            "Look at what rescaled the weight at step 9; a margin of 2",
+            "would have held it.",
+        ),
+        ("unscaled", "input", None, True, "Look at the batch of step 9; current scaling", "would clip nothing."),
+        ("current", "input", None, True, "Find what set this scale: current scaling", "nothing clips."),
+    ],
+)
+def test_advice_fits_the_recipe_in_force(
+    recipe: str, tensor: str, needed: int | None, once: bool, starts: str, ends: str
+) -> None:
+    """Whole sentences: what comes first, and nothing that is set already."""
+    said = room_for(row(recipe, tensor), 9, needed, once)
+    assert said.startswith(starts)
+    assert said.endswith(ends)
+
+
+def found(folder: Path, recipe: str) -> dict[str, Finding]:
+    """The findings on a small simulated model that is given one batch 45 times too large."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(128, 256), torch.nn.ReLU(), torch.nn.Linear(256, 10))
+    model, teacher = simulate(net, recipe), torch.randn(128, 10)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    with attach(model, folder, optimizer=optimizer, every=10) as run:
+        for step in range(STEPS):
+            batch = torch.randn(64, 128)
+            loss = torch.nn.functional.cross_entropy(
+                model(batch * (45 if step == JUMP else 1)), (batch @ teacher).argmax(1)
+            )
+            loss.backward()  # type: ignore[no-untyped-call]  # torch has no type for it
+            optimizer.step()
+            optimizer.zero_grad()
+            run.log(loss=loss.item())
+    return {finding.code: finding for finding in open_run(folder).findings()}
+
+
+def test_margin_in_force_is_not_advised_again(tmp_path: Path) -> None:
+    """Under a margin of 1 a batch 45 times too large needs 6, which is not worth it; the spike is not called clean."""
+    findings = found(tmp_path / "run", "delayed:history=16,margin=1")
+    remedy = findings["saturation"].remedy
+    assert remedy.startswith(f"Look at the batch of step {JUMP}; no margin worth its price")
+    assert "it takes 6 rather than 1" in remedy
+    assert "not_fp8" not in findings
+
+
+def test_history_in_force_is_not_advised_again(tmp_path: Path) -> None:
+    """Under a margin of 6 the batch fits and the scale is stale after it: the history is 16 already."""
+    stale = found(tmp_path / "run", "delayed:history=16,margin=6")["stale_scale"]
+    assert stale.remedy == (
+        "Use the most recent amax (the history of 16 is short already) or reset the history; lower the margin of 6, "
+        "which costs small values a factor of 64; BF16 is not needed."
+    )
+
+
+def test_spike_beside_a_scale_that_clipped_is_not_called_clean(tmp_path: Path) -> None:
+    """One tensor that clipped between sampled steps, a finding to watch only, on the step of the loss spike."""
+    folder = write_run(tmp_path / "run", plant=[*amax_jump(155, layer="layers.2.down"), *loss_spike(155)])
+    assert [f.code for f in open_run(folder).findings()] == ["saturation"]
+    far = write_run(tmp_path / "far", plant=[*amax_jump(55, layer="layers.2.down"), *loss_spike(155)])
+    assert {f.code for f in open_run(far).findings()} >= {"saturation", "not_fp8"}
