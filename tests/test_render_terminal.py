@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from rich.console import Console
 from fp8dbg.analysis.run import open_run
 from fp8dbg.analysis.summary import Summary, summarise
 from fp8dbg.render.terminal import report
-from fp8dbg.render.trends import sparkline, trends
+from fp8dbg.render.trends import by_step, sparkline, trends
 from tests.pages import empty, faulted, hostile
 from tests.synthetic import write_run
 
@@ -128,6 +130,7 @@ def test_many_findings_are_counted_not_scrolled(summaries: dict[str, tuple[Summa
         ([0.0, 0.5, 1.0], "▁▅█"),
         ([0.0, None, 1.0], "▁ █"),
         ([0.3, 0.3, 0.3], "▁▁▁"),
+        ([0.0, 1.0, math.nan, math.nan], "▁█!!"),
         ([None, None], ""),
         ([], ""),
     ],
@@ -145,3 +148,23 @@ def test_the_width_of_a_pipe_is_enough(tmp_path: Path, summaries: dict[str, tupl
         text = file.read()
     assert "\x1b" not in text
     assert max(map(cell_len, text.split("\n"))) <= 80
+
+
+def test_a_trend_is_by_step_however_often_a_stretch_was_sampled() -> None:
+    """Extra samples near step 300 of 500 do not move the onset: the seventh tenth is where it is high."""
+    steps = sorted({*range(0, 500, 10), *range(290, 310)})
+    worst = by_step(steps, [float(step >= 300) for step in steps], 0, 499)
+    assert sparkline(worst) == "▁▁▁▁▁▁████"
+
+
+def test_a_sentence_on_what_was_not_seen_is_wrapped_and_not_cut(
+    summaries: dict[str, tuple[Summary, list[str]]],
+) -> None:
+    """Its end is the instruction: at 80 columns it is there, on a second line."""
+    summary, lines = summaries["healthy"]
+    said = (
+        "No figures of the experts were recorded, as they are called through a fused kernel: attach with every=10 and "
+    )
+    coverage = replace(summary.coverage, notes=[f"{said}run again with it turned off."])
+    text = " ".join(printed((replace(summary, coverage=coverage), lines)).split())
+    assert f"{said}run again with it turned off." in text

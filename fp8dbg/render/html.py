@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fp8dbg.analysis.spikes import worst_of
 from fp8dbg.errors import NothingRecordedError
 from fp8dbg.render import cards, figures, sections
 from fp8dbg.render.heatmap import MEANINGS, catalogue, heat_map
@@ -79,7 +80,7 @@ def _parts(run: Run, summary: Summary, data: PageData) -> list[tuple[str, str, s
 
 def _verdict(run: Run, summary: Summary) -> sections.Verdict:
     pressing = next((f for f in summary.findings if f.severity != "info"), None)
-    return sections.Verdict(summary.headline, pressing, summary.plan, checked(summary), _curve(run))
+    return sections.Verdict(summary.headline, pressing, summary.plan, checked(summary), _curve(run), summary.healthy)
 
 
 def _curve(run: Run) -> Sequence[Point]:
@@ -91,8 +92,12 @@ def _curve(run: Run) -> Sequence[Point]:
 
 
 def _timeline_note(summary: Summary) -> str:
+    if not summary.run.steps:
+        return ""
     marked = "Blue ticks: steps sampled in full. Orange: where findings begin, by number. "
-    return marked + "Press a step to mark it in every chart." if summary.run.steps else ""
+    spike = worst_of(summary.spikes) if summary.spikes else None
+    moved = f" Loss spike on step {spike.step}: {spike.first_move(lambda name: shorten(name, 60))}." if spike else ""
+    return f"{marked}Press a step to mark it in every chart.{moved}"
 
 
 def _payload(run: Run, summary: Summary, data: PageData) -> dict[str, Any]:

@@ -26,6 +26,7 @@ class Verdict:
         plan: what to keep in BF16 or give another recipe.
         checked: sentences on what was looked at, for a run without findings.
         curve: what GEMM after GEMM in BF16 buys, in order; may be empty.
+        healthy: whether a run without a pressing finding is to be called that.
     """
 
     headline: str
@@ -33,11 +34,12 @@ class Verdict:
     plan: Plan
     checked: Sequence[str]
     curve: Sequence[Point] = ()
+    healthy: bool = True
 
 
 def verdict(said: Verdict, pairs: Sequence[tuple[str, str]]) -> str:
     """The banner: what, where, since when, what to do; the plan ready to be copied; the key facts (values are HTML)."""
-    severity = said.worst.severity if said.worst else "fine"
+    severity = said.worst.severity if said.worst else "fine" if said.healthy else "watch"
     body = _worst(said.worst) if said.worst else "".join(f"<p>{prose(line)}</p>" for line in said.checked)
     banner = f'<div class="verdict {severity}"><h1>{prose(said.headline, 420)}</h1>{body}</div>'
     return f'<section id="verdict">{banner}{_plan(said.plan)}{curve(said.curve)}{_facts(pairs)}</section>'

@@ -22,6 +22,8 @@ FEWEST_LINES, MOST_LINES = 24, 40
 WIDE = 110
 """Columns from which a finding is told by its sentence, not by its title."""
 STYLES = {"act": "bold red", "watch": "yellow", "info": "dim", "fine": "bold green"}
+MOST_OF_A_SENTENCE = 4
+"""Lines that a sentence on what was not seen may take."""
 _BELOW = 2
 """Lines below the report: where the page is, and the prompt."""
 
@@ -48,7 +50,7 @@ def report(summary: Summary, console: Console, trends: Sequence[str] = ()) -> No
     lines = console.height if console.is_terminal else MOST_LINES
     top, spikes = [*_headline(summary, width), *_facts(summary, width)], _spikes(summary, width)
     taken = len(top) + len(spikes) + _BELOW
-    room = _room(summary, min(max(lines, FEWEST_LINES), MOST_LINES) - taken)
+    room = _room(summary, width, min(max(lines, FEWEST_LINES), MOST_LINES) - taken)
     for line in (
         *top,
         *_findings(summary.findings, trends, width, room.findings),
@@ -59,11 +61,14 @@ def report(summary: Summary, console: Console, trends: Sequence[str] = ()) -> No
         console.print(line, no_wrap=True, overflow="ellipsis", crop=True, highlight=False)
 
 
-def _room(summary: Summary, lines: int) -> Room:
+def _room(summary: Summary, width: int, lines: int) -> Room:
     """Shares out the lines that are left, after the headings of the parts that there are."""
-    lines -= 2 * bool(summary.findings) + 2 * bool(summary.plan) + bool(_unseen_sentences(summary))
+    sentences = _unseen_sentences(summary)
+    lines -= 2 * bool(summary.findings) + 2 * bool(summary.plan) + bool(sentences)
     plan = min(len(summary.plan.entries), max(3, lines // 3))
-    unseen = min(len(_unseen_sentences(summary)), max(2, lines // 6))
+    least = min(len(summary.findings), 3)
+    wanted = sum(len(_wrapped(sentence, width, MOST_OF_A_SENTENCE)) for sentence in sentences)
+    unseen = min(wanted, max(1, lines - plan - least))
     return Room(max(3, lines - plan - unseen), plan, unseen)
 
 
@@ -78,12 +83,13 @@ def _headline(summary: Summary, width: int) -> list[Text]:
     return [*wrapped[:3], Text("")]
 
 
-def _wrapped(sentence: str, width: int, lines: int) -> list[Text]:
-    """An indented sentence on as many lines as it needs, at most ``lines``: what is more is cut."""
-    told = Text(clipped(sentence, lines * (width - 2) - 12)).wrap(_measuring(width), width - 2)[:lines]
+def _wrapped(sentence: str, width: int, lines: int, indent: str = "") -> list[Text]:
+    """A sentence on as many lines as it needs, at most ``lines``: what is more is cut."""
+    room = width - len(indent)
+    told = Text(clipped(sentence, lines * room - 12)).wrap(_measuring(width), room)[:lines]
     for line in told:
         line.rstrip()
-    return [Text("  ").append(line) for line in told]
+    return [Text(indent).append(line) for line in told]
 
 
 def _measuring(width: int) -> Console:
@@ -170,7 +176,7 @@ def _spikes(summary: Summary, width: int) -> list[Text]:
     steps = listed([str(spike.step) for spike in summary.spikes], 4)
     told = f"Loss spike{'s' if len(summary.spikes) > 1 else ''} at step {steps}"
     first = worst_of(summary.spikes).first_move(lambda name: shorten(name, 40))
-    return [Text(""), Text(told), *_wrapped(f"{first}.", width, 2)]
+    return [Text(""), Text(told), *_wrapped(f"{first}.", width, 2, "  ")]
 
 
 def _plan(summary: Summary, width: int, room: int) -> list[Text]:
@@ -194,13 +200,19 @@ def _plan(summary: Summary, width: int, room: int) -> list[Text]:
 
 
 def _unseen(summary: Summary, width: int, room: int) -> list[Text]:
-    sentences = _unseen_sentences(summary)
-    if not sentences:
+    """Whole sentences, on as many lines as they need, and one line that counts the rest."""
+    told = [_wrapped(sentence, width, MOST_OF_A_SENTENCE) for sentence in _unseen_sentences(summary)]
+    if not told:
         return []
-    shown = sentences if len(sentences) <= room else sentences[: room - 1]
-    more = len(sentences) - len(shown)
-    rest = [Text(f"and {more} more; report.html lists them", style="dim")] if more else []
-    return [Text(""), *(Text(clipped(sentence, width)) for sentence in shown), *rest]
+    whole = sum(map(len, told)) <= room
+    shown: list[Text] = []
+    count = 0
+    while count < len(told) and len(shown) + len(told[count]) <= room - (not whole):
+        shown += told[count]
+        count += 1
+    left = len(told) - count
+    rest = f"and {left} more" if count else f"Not seen: {left} things"
+    return [Text(""), *shown, *([] if whole else [Text(f"{rest}; report.html lists them", style="dim")])]
 
 
 def _unseen_sentences(summary: Summary) -> list[str]:
