@@ -8,7 +8,7 @@ import pytest
 
 from fp8dbg.analysis.run import open_run
 from fp8dbg.analysis.summary import Summary, summarise
-from tests.synthetic import amax_jump, dead_layer, loss_spike, non_finite, swiglu_outlier, write_run
+from tests.synthetic import amax_jump, dead_layer, loss_spike, non_finite, outlier, swiglu_outlier, write_run
 
 
 def summary_of(path: Path, **options: Any) -> Summary:
@@ -62,6 +62,21 @@ def test_a_run_hardly_looked_at_is_not_called_healthy(steps: int, tmp_path: Path
     summary = summary_of(tmp_path, steps=steps, every=10)
     assert not summary.healthy
     assert summary.headline.startswith(f"Too little to judge: {summary.run.sampled_steps} sampled of {steps} steps.")
+
+
+def test_the_headline_names_the_layer_that_hurts_the_loss_not_the_one_that_loses_most(tmp_path: Path) -> None:
+    """A quarter of an input, which the loss feels, is before nearly all of a gradient, which it hardly does."""
+    values, gemm = outlier("layers.0.gate", "input", 100)
+    origin = [{**values, "underflow_ratio": 0.25, "rel_l2": 0.3}, {**gemm, "impact": 1.0}]
+    symptom = {"layer": "layers.3.down", "tensor": "grad_output", "from_step": 100, "underflow_ratio": 0.97}
+    summary = summary_of(tmp_path, plant=[symptom | {"rel_l2": 0.3}, *origin])
+    first, second = summary.findings
+    assert (first.layer, second.layer) == ("layers.0.gate", "layers.3.down")
+    assert second.harm > 2 * first.harm
+    assert first.gemm_harm == pytest.approx(1.0, rel=1e-3)
+    assert second.gemm_harm == pytest.approx(0.029, rel=0.05)
+    assert summary.headline.startswith("layers.0.gate: 25 % of input")
+    assert first.remedy.endswith("The plan leaves its wgrad in FP8: the loss hardly feels it.")
 
 
 def test_run_facts(tmp_path: Path) -> None:
