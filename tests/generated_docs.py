@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 from pathlib import Path
 from types import ModuleType
@@ -85,7 +87,18 @@ def _verdict(verdict: ModuleType) -> str:
     told = [f"**{name}.** {_joined(text)}\n" for name, text in zip(parts[::2], parts[1::2], strict=True)]
     explains = sorted(EXPLAINS.get(verdict.CODE, ()))
     also = [f"Where both are found, it explains {', '.join(explains)}.\n"] if explains else []
-    return "\n".join([f"## {verdict.CODE}\n", f"{_joined(summary)}\n", *told, *also])
+    anchor = f'<a id="{verdict.CODE}"></a>\n'  # links lead here whatever the titles are
+    return "\n".join(
+        [anchor, f"## {verdict.CODE}: {' / '.join(titles(verdict))}\n", f"{_joined(summary)}\n", *told, *also]
+    )
+
+
+def titles(verdict: ModuleType) -> list[str]:
+    """What reports call a verdict's findings: the ``title`` of each that its file makes."""
+    keywords = [node for node in ast.walk(ast.parse(inspect.getsource(verdict))) if isinstance(node, ast.keyword)]
+    values = [node.value for node in keywords if node.arg == "title"]
+    named = [v.value if isinstance(v, ast.Constant) else getattr(verdict, ast.unparse(v)) for v in values]
+    return list(dict.fromkeys(str(name) for name in named))
 
 
 def _joined(text: str) -> str:

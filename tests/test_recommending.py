@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch import nn
 
+from fp8dbg import attach as recording
 from fp8dbg.analysis.run import open_run
 from fp8dbg.hooks import WRITERS, adapters, writer
 from fp8dbg.recommending import recipe_of, write_plan
@@ -126,3 +128,14 @@ def test_too_little_evidence_is_exit_3(fp8dbg: Run, tmp_path: Path) -> None:
     assert result.code == 3
     assert "attach with a smaller every=" in result.err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_run_with_every_0_is_told_so(fp8dbg: Run, tmp_path: Path) -> None:
+    """It was attached in time; only nothing was to be measured."""
+    with recording(nn.Linear(16, 16), tmp_path / "run", every=0) as run:
+        run.step()
+    for verb in ("report", "recommend"):
+        said = fp8dbg(verb, tmp_path / "run")
+        assert said.code == 3
+        assert "before training" not in said.out + said.err
+    assert "It was recorded with every=0" in said.err

@@ -214,3 +214,21 @@ def test_a_plan_is_applied_to_a_simulated_model(
     assert said[0]["detail"] == f"The fallback plan {plan} is applied: 1 layer."
     computed = table(tmp_path / "run", "select distinct gemm, recipe from gemms where layer = '2'")
     assert {row["gemm"]: row["recipe"] for row in computed} == {"dgrad": "current"}  # the others are not FP8
+
+
+def test_a_plan_that_is_not_applied_is_the_last_thing_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program ends well, and nobody takes the run for one with the plan."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    plan = tmp_path / "plan.json"
+    plan.write_text(Plan((PlanEntry("elsewhere", ("fprop",)),)).to_json())
+    code = """
+        import torch
+        model = torch.nn.Linear(16, 16)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        model(torch.randn(8, 16)).sum().backward()
+        optimizer.step()
+    """
+    outcome = _launched(tmp_path, code, fallback=plan, every=1)
+    assert outcome.code == 0
+    assert outcome.detail.startswith(f"WARNING: trained WITHOUT the fallback plan. {tmp_path / 'run'}: The fallback")
+    assert "No layer is called 'elsewhere'" in outcome.detail

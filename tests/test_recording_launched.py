@@ -207,9 +207,12 @@ def test_a_plan_that_does_not_fit_changes_nothing_and_is_said(tmp_path: Path, ca
     """The model is recorded all the same."""
     plan = tmp_path / "plan.json"
     plan.write_text(json.dumps({"entries": [{"layer": "elsewhere"}]}))
-    with searching(Attacher(_options(tmp_path / "run", fallback=str(plan)), lambda word: None)):
+    words: list[str] = []
+    with searching(Attacher(_options(tmp_path / "run", fallback=str(plan)), words.append)):
         _train(nn.Sequential(layer()))
     assert "is not applied (UnknownNameError: No layer is called 'elsewhere'" in caplog.text
+    assert words[0] == f"attached {tmp_path / 'run'}"
+    assert words[1].startswith(f"unplanned {tmp_path / 'run'}: The fallback plan {plan} is not applied (Unknown")
     assert "is not applied" in table(tmp_path / "run", "select detail from events")[0]["detail"]
     assert table(tmp_path / "run", "select count(*) as n from steps") == [{"n": 2}]
 

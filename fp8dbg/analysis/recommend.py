@@ -16,6 +16,7 @@ from fp8dbg.analysis.finding import Finding
 from fp8dbg.analysis.harm import Fault, GemmHarm, HarmModel
 from fp8dbg.analysis.instead import Action, early_only, finer_recipe, instead_of_bf16
 from fp8dbg.analysis.plan import Plan, PlanEntry, asks_for_bf16, plan_for
+from fp8dbg.analysis.verdicts import nothing_recorded
 from fp8dbg.analysis.verdicts.coverage import unseen_layers
 from fp8dbg.analysis.wording import listed, percent
 from fp8dbg.errors import NothingRecordedError
@@ -85,8 +86,8 @@ class Recommendation:
             given_up = next((p.flops_given_up for p in reversed(self.curve) if p.in_plan), 0.0)
             count = sum(len(e.gemms) for e in self.plan.entries)
             what = "1 GEMM" if count == 1 else f"{count} GEMMs"
-            buys = f", which takes away {percent(removed)} of the predicted harm" if removed is not None else ""
-            return f"Take {what} out of the run's recipe{buys} and gives up {percent(given_up)} of the FP8 FLOPs."
+            buys = f"takes away {percent(removed)} of the predicted harm and " if removed is not None else ""
+            return f"Take {what} out of the run's recipe: that {buys}gives up {percent(given_up)} of the FP8 FLOPs."
         if self.instead and all(action.severity == "watch" for action in self.instead):
             return f"Nothing asks for BF16; one thing to watch: {self.instead[0].kind}."
         if self.instead:
@@ -141,7 +142,7 @@ def require_enough(evidence: Evidence, findings: Sequence[Finding]) -> None:
     if not evidence.tensors or not evidence.operands:
         raise NothingRecordedError(
             "No figures of any tensor that FP8 casts were recorded.",
-            f"Call fp8dbg.attach(model, ..., every=N) before training and let at least {FEWEST} sampled steps finish.",
+            nothing_recorded.remedy(evidence),
         )
     if sampled < FEWEST and not any(f.severity == "act" for f in findings):
         raise NothingRecordedError(

@@ -107,7 +107,9 @@ def launch(
         code = _run(command, {**environment(options, told), **(variables or {})}, log)
         words = told.read_text(encoding="utf-8", errors="replace").splitlines()
     folders, failures = _after(words, "attached "), _after(words, "failed ")
-    return Outcome(code, folders, failures, _detail(words, folders, failures))
+    unplanned = [f"WARNING: trained WITHOUT the fallback plan. {said}" for said in _after(words, "unplanned ")[:1]]
+    detail = " ".join(filter(None, [*unplanned, _detail(words, folders, failures)]))
+    return Outcome(code, folders, failures, detail)
 
 
 def environment(options: Options, told: Path, base: Mapping[str, str] = os.environ) -> dict[str, str]:

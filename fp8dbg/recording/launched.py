@@ -178,7 +178,8 @@ class Attacher:
     def _attach(self, model: nn.Module, path: str) -> None:
         from fp8dbg.recording.session import attach
 
-        said = _apply(self._options["fallback"], model) if self._options["fallback"] else []
+        plan = self._options["fallback"]
+        said, applied = _apply(plan, model) if plan else ([], True)
         names = ("recipe", "every", "layers", "first_step", "limits", "trigger_dump")
         asked = {name: self._options[name] for name in names if name in self._options}
         session = attach(model, path, **asked)
@@ -188,20 +189,24 @@ class Attacher:
         # forked run no atexit.
         Finalize(None, weakref.finalize(model, session.close), exitpriority=0)
         self._tell(f"attached {path}")
+        if not applied:
+            self._tell(f"unplanned {path}: {' '.join(said[0].split())}")
 
 
-def _apply(file: str, model: nn.Module) -> list[str]:
-    """Apply a plan and say what came of it; a plan that does not fit changes nothing and is logged."""
+def _apply(file: str, model: nn.Module) -> tuple[list[str], bool]:
+    """Apply a plan; what came of it, and whether it holds: one that does not fit changes nothing and is logged."""
+    applied = False
     try:
         plan = Plan.from_json(Path(file).read_text(encoding="utf-8"))
         missed = [str(said) for said in import_module("fp8dbg.hooks").apply_fallback(model, plan)]
     except Exception as error:  # noqa: BLE001  the training goes on as it is
         missed = [f"The fallback plan {file} is not applied ({type(error).__name__}: {error})."]
     else:
+        applied = True
         missed.insert(0, f"The fallback plan {file} is applied: {_layers(len({e.layer for e in plan.entries}))}.")
     for sentence in missed:
         logger.warning("fp8dbg: %s", sentence)
-    return missed
+    return missed, applied
 
 
 def _layers(count: int) -> str:

@@ -79,7 +79,8 @@ def _words(finding: Finding, layer: int | None, false_alarm: str) -> str:
     name = finding.tensor or finding.gemm
     link = f'<a class="explore" href="#t/{layer}/{name}">Explore this tensor</a>' if layer is not None and name else ""
     said = definitions([("What", prose(finding.summary)), ("What to do", prose(finding.remedy)), ("", link)])
-    why = definitions([("Why this limit", prose(finding.basis)), ("False alarm when", escaped(false_alarm))])
+    reasons = [("Why this limit", prose(finding.basis)), ("False alarm when", escaped(false_alarm))]
+    why = definitions([*reasons, ("Verdict", f"{escaped(finding.code)}, as docs/verdicts.md has it")])
     return f"<div>{said}</div><div>{why}</div>{_evidence(finding)}"
 
 
