@@ -74,7 +74,8 @@ def _trend(sampled: _Series, every: _Series, finding: Finding) -> str:
         return ""
     values = series.cube.columns[column][row].tolist()
     bad = [None if math.isnan(value) else _badness(finding.code, column, value) for value in values]
-    first, last = sampled.steps[0], max(*sampled.steps[-1:], *every.steps[-1:])
+    first = min([*sampled.steps[:1], *every.steps[:1]])
+    last = max([*sampled.steps[-1:], *every.steps[-1:]])
     worst = by_step(series.steps, bad, first, last)
     return sparkline(
         [math.nan if at in _not_finite(sampled, finding, first, last) else v for at, v in enumerate(worst)]
