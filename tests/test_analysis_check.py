@@ -268,7 +268,7 @@ def test_a_baseline_of_another_model_schema_or_kind_says_so(tmp_path: Path) -> N
         path.write_text(text.replace(old, new, 1))
         with pytest.raises(UsageError, match=says):
             read_baseline(path)
-    with pytest.raises(UsageError, match="There is no baseline .*none") as missing:
+    with pytest.raises(UsageError, match=r"There is no baseline .*none") as missing:
         read_baseline(tmp_path / "none")
     assert "--update-baseline --baseline" in str(missing.value)
     with pytest.raises(RunFolderError):
