@@ -187,7 +187,9 @@ def _without_echoes(findings: list[Finding], interval: int) -> list[Finding]:
 
 
 def _is_echo(finding: Finding, onsets: list[int], interval: int) -> bool:
-    return finding.code == "dead_tensor" and any(0 <= (finding.first_step or 0) - onset <= interval for onset in onsets)
+    if finding.code != "dead_tensor" or finding.tensor == "weight":  # no cast empties a weight
+        return False
+    return any(0 <= (finding.first_step or 0) - onset <= interval for onset in onsets)
 
 
 def _is_accounted_for(finding: Finding, acute: list[Finding], interval: int) -> bool:
