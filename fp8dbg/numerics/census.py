@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from fp8dbg.errors import UsageError
-from fp8dbg.numerics.census_kernels import count_codes, largest_magnitude
+from fp8dbg.numerics.census_kernels import count_codes, largest_magnitude, repeats_itself
 from fp8dbg.numerics.code_census import CODES, CodeCensus
 from fp8dbg.numerics.compiled import share_out
 from fp8dbg.numerics.figures import Census, QuantFigures
@@ -90,7 +90,7 @@ def _count_on_host(flat: torch.Tensor, empty: Callable[..., torch.Tensor]) -> An
     head = min(-flat.data_ptr() % 8 // 2, codes.size)
     tail = head + (codes.size - head) // 4 * 4
     words = codes[head:tail].view(np.uint64)
-    lanes = 4 if _repeats_itself(words) else 1
+    lanes = 4 if repeats_itself(words) else 1
 
     dtype: type[np.integer[Any]] = np.uint32 if codes.size < 2**32 else np.int64
 
@@ -117,12 +117,6 @@ def _count_words(words: AnyCounts, lanes: int, empty: Callable[..., torch.Tensor
     for lane in table[1:]:
         counts += lane
     return counts
-
-
-def _repeats_itself(words: npt.NDArray[np.uint64]) -> bool:
-    """Whether neighbouring codes are often equal (zeros after a ReLU), by a sample of the words."""
-    sample = words[:: max(1, words.size // 256)]
-    return bool(np.mean((sample & 0xFFFF) == (sample >> 16 & 0xFFFF)) > 0.02) if sample.size else False
 
 
 def _count_by_torch(flat: torch.Tensor) -> torch.Tensor:

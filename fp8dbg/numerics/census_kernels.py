@@ -34,6 +34,17 @@ def count_codes(words: Any, table: Any, lane: Any) -> None:
 
 
 @compiled
+def repeats_itself(words: Any) -> Any:
+    """Whether neighbouring codes are often equal (zeros after a ReLU): more than 2 % of some words, eight at a time."""
+    low, seen, equal = np.uint64(0xFFFF), 0, 0
+    for start in range(0, words.size, max(8, words.size // 32)):
+        for i in range(start, min(start + 8, words.size)):
+            seen += 1
+            equal += (words[i] & low) == ((words[i] >> np.uint64(16)) & low)
+    return equal * 50 > seen
+
+
+@compiled
 def largest_magnitude(bits: Any, mask: Any) -> Any:
     """Largest magnitude of floating-point numbers, as bits: uint16 or uint32 in and out; ``mask`` drops the sign.
 
@@ -86,6 +97,18 @@ def central_moments(magnitudes: Any, total: Any, excess: Any, zeros: Any, mean: 
         second += positive * above + negative * below
         fourth += positive * above**2 + negative * below**2
     return second, fourth, different
+
+
+@compiled
+def median_magnitude(magnitudes: Any, total: Any) -> Any:
+    """Median of the elements, float64: the mean of the middle two where they are even in number; at least one."""
+    elements = total.sum()
+    below, lower, middle = np.int64(0), 0, 0
+    for i in range(magnitudes.size):
+        below += total[i]
+        lower += below <= (elements - 1) // 2
+        middle += below <= elements // 2
+    return (np.float64(magnitudes[lower]) + np.float64(magnitudes[middle])) / 2.0
 
 
 @compiled

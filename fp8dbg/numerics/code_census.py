@@ -102,10 +102,10 @@ class CodeCensus(Census):
         return (second, fourth) if different > 1 else (0.0, 0.0)
 
     def _median(self) -> float:
+        from fp8dbg.numerics.census_kernels import median_magnitude
+
         values, total, _ = self._magnitudes
-        running = np.cumsum(total)
-        middle = [(running[-1] - 1) // 2, running[-1] // 2]
-        return float(values[np.searchsorted(running, middle, side="right")].astype(np.float64).mean())
+        return float(median_magnitude(values, total))
 
     def histogram(self) -> tuple[int, list[int]]:
         """Elements per binade; see ``Census.histogram``."""

@@ -19,7 +19,7 @@ from fp8dbg.numerics.row_kernels import compare_rows, harm_of_rows
 from fp8dbg.numerics.tiles import on_host
 
 _PART = 1 << 22
-_LARGEST_BLOCK = 128
+LARGEST_BLOCK = 128
 
 
 class Shadow(NamedTuple):
@@ -145,7 +145,7 @@ def _against_all(few: tuple[Tensor, Tensor], operand: _Operand, precise: bool) -
     """
     operand = operand.scaled()
     stored = 0 if operand.gemm == "fprop" else 1
-    width = max(_PART // max(few[0].shape[1], 1) // _LARGEST_BLOCK, 1) * _LARGEST_BLOCK
+    width = max(_PART // max(few[0].shape[1], 1) // LARGEST_BLOCK, 1) * LARGEST_BLOCK
     parts = []
     for values in torch.split(operand.values, width, dim=stored):
         error = operand.error(values, scratch("error"))

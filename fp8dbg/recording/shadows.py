@@ -6,9 +6,10 @@ import random
 import weakref
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from torch import Tensor
 
-from fp8dbg.numerics.gemm import Shadow, gemm_figures, harm, sample_rows, shadow
+from fp8dbg.numerics.gemm import LARGEST_BLOCK, Shadow, gemm_figures, harm, sample_rows, shadow
 from fp8dbg.recording.tensors import local
 from fp8dbg.runs.schema import GEMMS
 
@@ -21,10 +22,16 @@ KEPT_BYTES = 64 << 20
 """What all layers together keep between their forward and their backward."""
 
 
+_BLOCKS = 4
+"""Blocks of ``LARGEST_BLOCK`` output features on which wgrad is compared: all of grad_output would have to be cast and
+multiplied for however few rows."""
+
+
 class _Waiting(NamedTuple):
     """A backward GEMM whose real result is still to come."""
 
     rows: Tensor
+    blocks: list[int] | None
     shadow: Shadow
     row: Row
 
@@ -89,8 +96,9 @@ class Shadows:
         if recipe is not None and self._columns is not None:
             chosen, columns, features = self._columns
             self._columns = None
-            made = shadow("wgrad", grad, columns, recipe, None, *self._scales("wgrad", recipe))
-            self._keep_or_emit("wgrad", recipe.label, (features, grad.shape[1], grad.shape[0]), chosen, made)
+            blocks = self._blocks(grad.shape[1])
+            made = shadow("wgrad", _of(grad, blocks), columns, recipe, None, *self._scales("wgrad", recipe))
+            self._keep_or_emit("wgrad", recipe.label, (features, grad.shape[1], grad.shape[0]), chosen, made, blocks)
 
     def result(self, gemm: str, real: Tensor | None) -> None:
         """The real grad_input, any shape with features last, or grad_weight [out, in]; None where it is not shown."""
@@ -101,16 +109,24 @@ class Shadows:
             self._probe.emit("gemms", waiting.row)
             return
         taken = (_matrix(real) if gemm == "dgrad" else real.t()).index_select(0, waiting.rows.to(real.device))
-        self._probe.emit("gemms", waiting.row | _figures(waiting.shadow, taken.float()))
+        self._probe.emit("gemms", waiting.row | _figures(waiting.shadow, _of(taken, waiting.blocks).float()))
 
     def _real_to_come(self) -> bool:
         """Whether the host's own results of the backward GEMMs will be shown."""
         return self._probe.layer.recipe is not None and self.real_to_come
 
-    def _keep_or_emit(self, gemm: str, recipe: str, mnk: tuple[int, int, int], rows: Tensor, made: Shadow) -> None:
+    def _keep_or_emit(
+        self,
+        gemm: str,
+        recipe: str,
+        mnk: tuple[int, int, int],
+        rows: Tensor,
+        made: Shadow,
+        blocks: list[int] | None = None,
+    ) -> None:
         row = _row(gemm, recipe, *mnk, made, None)
         if self._real_to_come():
-            self._waiting[gemm] = _Waiting(rows, made, row)
+            self._waiting[gemm] = _Waiting(rows, blocks, made, row)
         else:
             self._probe.emit("gemms", row)
 
@@ -138,9 +154,17 @@ class Shadows:
 
     def _sample(self, gemm: str, size: int, rows: int) -> Tensor:
         """Row numbers that depend on seed, step, place and layer alone, drawn from a generator of their own."""
+        return sample_rows(size, rows, self._draw(gemm))
+
+    def _blocks(self, features: int) -> list[int] | None:
+        """Which blocks of output features wgrad is compared on, each set equally likely; None: all."""
+        blocks = -(-features // LARGEST_BLOCK)
+        return None if blocks <= _BLOCKS else sorted(self._draw("blocks").sample(range(blocks), _BLOCKS))
+
+    def _draw(self, what: str) -> random.Random:
         call = self._probe.call
-        text = f"{self._probe.probing.seed} {call.step} {call.microbatch} {call.index} {gemm} {self._probe.layer.name}"
-        return sample_rows(size, rows, random.Random(text.encode("utf-8", "backslashreplace")))
+        text = f"{self._probe.probing.seed} {call.step} {call.microbatch} {call.index} {what} {self._probe.layer.name}"
+        return random.Random(text.encode("utf-8", "backslashreplace"))
 
 
 def _row(gemm: str, recipe: str, m: int, n: int, k: int, made: Shadow, real: Tensor | None) -> Row:
@@ -158,6 +182,14 @@ def _complete(kept: tuple[Tensor, Tensor, int, Row], grad: Tensor) -> None:
     """What fprop's error does to the loss, now that the gradient at its rows is known."""
     rows, error, total, row = kept
     row["impact"], row["sensitivity"] = harm(error, grad.index_select(0, rows.to(grad.device)).float(), total)
+
+
+def _of(matrix: Tensor, blocks: list[int] | None) -> Tensor:
+    """The columns of those blocks side by side; None: all."""
+    if blocks is None:
+        return matrix
+    parts = torch.split(matrix, LARGEST_BLOCK, dim=1)
+    return torch.cat([parts[i] for i in blocks], dim=1)
 
 
 def _matrix(x: Tensor) -> Tensor:

@@ -1,0 +1,73 @@
+"""Shadow GEMMs of layers too wide for every output feature of wgrad to be compared, and of inputs that are shared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fp8dbg
+from fp8dbg.numerics.gemm import gemm_figures, shadow
+from fp8dbg.numerics.recipes import recipe_named
+from tests.nets import table
+
+FEATURES, WIDE, TOKENS = 48, 1100, 256
+
+
+def _layer(seed: int = 0) -> tuple[nn.Sequential, Tensor, Tensor]:
+    """A wide bfloat16 layer, its input, and the gradient of its output, whose columns differ in size."""
+    draw = torch.Generator().manual_seed(seed)
+    model = nn.Sequential(nn.Linear(FEATURES, WIDE, bias=False)).bfloat16()
+    x = torch.randn(TOKENS, FEATURES, generator=draw).bfloat16()
+    sizes = torch.logspace(0, -6, WIDE)[torch.randperm(WIDE, generator=draw)]
+    return model, x, (torch.randn(TOKENS, WIDE, generator=draw) * sizes).bfloat16()
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "block", "mxfp8", "nvfp4"])
+def test_wgrad_of_a_wide_layer_is_estimated_without_bias(recipe: str, tmp_path: Path) -> None:
+    """Each step looks at four blocks of 128 output features; the mean over steps is the whole matrix's error."""
+    model, x, grad = _layer()
+    with fp8dbg.attach(model, tmp_path, every=1, recipe=recipe, rows=FEATURES) as run:
+        for _ in range(60):
+            model(x).backward(grad)
+            run.step()
+    found = [row["mse"] for row in table(tmp_path, "select mse from gemms where gemm = 'wgrad' order by step")]
+    assert len(set(found)) > 20
+    whole = gemm_figures(*shadow("wgrad", grad, x, recipe_named(recipe)))
+    assert fmean(found) == pytest.approx(whole.mse, rel=0.1)
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "block", "mxfp8"])
+def test_the_real_gradient_is_compared_on_the_same_features(recipe: str, tmp_path: Path) -> None:
+    """A simulated FP8 layer's own grad_weight is what the shadow says, up to how a float32 sum is rounded."""
+    model, x, grad = _layer()
+    fp8dbg.simulate(model, recipe)
+    with fp8dbg.attach(model, tmp_path, every=1) as run:
+        for _ in range(5):
+            model(x.clone().requires_grad_()).backward(grad)
+            run.step()
+    found = table(tmp_path, "select error_unexplained as rest, rel_l2, n from gemms where gemm = 'wgrad'")
+    assert len(found) == 5
+    for row in found:
+        assert row["n"] == WIDE
+        assert row["rest"] < 0.005 < row["rel_l2"]
+
+
+def test_layers_that_share_an_input_share_its_copy_until_it_changes(tmp_path: Path) -> None:
+    """Written to in place, or another tensor in its memory, it is cast again."""
+    q, k, v = (nn.Linear(32, 16) for _ in range(3))
+    model = nn.ModuleList([q, k, v])
+    x = torch.randn(64, 32)
+    with fp8dbg.attach(model, tmp_path, every=1) as run, torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = q(x).sum() + k(x).sum()
+        with torch.no_grad():
+            x.mul_(4)
+        (loss + v(x).sum()).backward()
+        run.step()
+    first, second, third = (
+        row["rms"] for row in table(tmp_path, "select rms from tensors where tensor = 'input' order by layer")
+    )
+    assert first == second == pytest.approx(third / 4, rel=1e-6)
