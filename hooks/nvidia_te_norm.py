@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fp8dbg.hooks import nvidia_te_state as state
 from fp8dbg.numerics.census import Amax, amax_of
@@ -32,10 +33,8 @@ def norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, zero_center
     """LayerNorm of x in float32, as the kernels compute it; RMSNorm where there is no bias."""
     values, gamma = x.detach().float(), weight.detach().float() + (1.0 if zero_centered else 0.0)
     if bias is None:
-        return values * (values.pow(2).mean(-1) + eps).rsqrt()[..., None] * gamma
-    mean = values.mean(-1)
-    rsigma = (values.var(-1, unbiased=False) + eps).rsqrt()
-    return (values - mean[..., None]) * rsigma[..., None] * gamma + bias.detach().float()
+        return functional.rms_norm(values, gamma.shape, gamma, eps)
+    return functional.layer_norm(values, gamma.shape, gamma, bias.detach().float(), eps)
 
 
 class CastAmax:

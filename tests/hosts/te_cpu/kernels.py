@@ -39,11 +39,10 @@ def layernorm_fwd(
     zero_centered_gamma: bool,
 ) -> list[Any]:
     """``tex.layernorm_fwd``: normalised (and cast) output, mean, reciprocal deviation."""
-    values = x.float()
-    mean = values.mean(-1)
-    rsigma = (values.var(-1, unbiased=False) + eps).rsqrt()
-    y = (values - mean[..., None]) * rsigma[..., None] * _norm_weight(weight, zero_centered_gamma)
-    return [_norm_output(y if bias is None else y + bias.float(), dtype, out, quantizer), mean, rsigma]
+    gamma = _norm_weight(weight, zero_centered_gamma)
+    beta = None if bias is None else bias.float()
+    y, mean, rsigma = torch.native_layer_norm(x.float(), list(gamma.shape), gamma, beta, eps)
+    return [_norm_output(y, dtype, out, quantizer), mean.squeeze(-1), rsigma.squeeze(-1)]
 
 
 def rmsnorm_fwd(
