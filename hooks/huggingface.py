@@ -49,7 +49,7 @@ def _callback_class() -> Any:
         def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             """Log the loss of the step whose microbatches are all done."""
             if self.session is not None:
-                self.session.log(loss=self.session.recorder.log.total())
+                self.session.log(loss=self.session.recorder.books.log.total())
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
             """Log the gradient norm that the Trainer reports."""

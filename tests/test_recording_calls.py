@@ -340,7 +340,7 @@ def test_amaxes_that_wait_on_an_accelerator_become_the_same_rows(tmp_path: Path)
         waiting = []
         for _ in range(6):
             step()
-            waiting.append(len(run.recorder._done))
+            waiting.append(len(run.recorder.books))
     assert waiting == [0, 10, 0, 0, 10, 0]
     every_row = "select * exclude (histogram) from tensors order by all"
     for query in ("select * from amax order by all", every_row, "select * from gemms order by all"):

@@ -225,9 +225,9 @@ class Probe:
     def _dump(self, role: str, tensor: Tensor) -> None:
         if not self.layer.module.training:
             return
-        if self.recorder.dumps and self.recorder.dumps.take(self.layer.name, role):
+        if self.recorder.books.dumps and self.recorder.books.dumps.take(self.layer.name, role):
             self.recorder.writer.dump(self.call.step, self.layer.name, {role: tensor})
-        self.recorder.ring.keep(self.call.step, self.layer.name, role, tensor)
+        self.recorder.books.ring.keep(self.call.step, self.layer.name, role, tensor)
 
     def _histogram(self, m: Measurement, tensor: Tensor) -> dict[str, Any] | None:
         if self.probing.histogram != "codes":

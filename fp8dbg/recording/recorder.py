@@ -1,8 +1,7 @@
-"""From hook calls to rows: which step, which microbatch, which call; what is finished, and when it is written."""
+"""From hook calls to the books: which step, which microbatch, which call; what is finished, and when it is written."""
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -12,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fp8dbg.recording.books import Books
 from fp8dbg.recording.calls import Call
-from fp8dbg.recording.dumps import Dumps
 from fp8dbg.recording.extents import LastSeen
 from fp8dbg.recording.guard import guarded, logger, sentence
 from fp8dbg.recording.layer import Layer
@@ -21,11 +20,8 @@ from fp8dbg.recording.ledger import Ledger, Row
 from fp8dbg.recording.module_hooks import ModuleHandle, hook_module
 from fp8dbg.recording.names import matches, named_layers
 from fp8dbg.recording.probe import Probe, Probing
-from fp8dbg.recording.scaled_losses import unscale
 from fp8dbg.recording.silence import Silence
-from fp8dbg.recording.steps import Optimizers, StepLog
-from fp8dbg.recording.tensors import modes_active, undisturbed
-from fp8dbg.recording.triggers import Losses, Ring, past_limit
+from fp8dbg.recording.steps import Optimizers
 from fp8dbg.recording.watch import Watch
 
 if TYPE_CHECKING:
@@ -59,7 +55,7 @@ class Parts:
 
 
 class Recorder:
-    """One session's book: adapters announce layers and bring calls; it keeps step, microbatch and call, and writes.
+    """Adapters announce layers and bring calls; it keeps step, microbatch and call, and has the books written.
 
     For adapters: ``unclaimed``, ``watch``, ``hook``, ``event``, ``begin_microbatch`` and ``end_step``. The rest serves
     the session and the watches. What training calls is guarded.
@@ -75,17 +71,15 @@ class Recorder:
         self.ledger, self.probing = parts.ledger, parts.probing
         self.watches: list[Watch] = []
         self._claimed: set[int] = set()
-        self.inputs, self.log, self.dumps = LastSeen(), StepLog(parts.writer, self.loss_seen), Dumps()
-        self.losses, self.ring = Losses(), Ring()
-        self._factors: dict[int, float | Tensor] = {}
+        self.books = Books(parts.writer, parts.sampling, parts.ledger, parts.dump, self._say)
+        self.inputs = LastSeen()
         self.step, self.microbatch, self.tick = first_step, 0, 0
         self.calls = self._calls_at_root = self._calls_at_step = 0
         self.stepped: set[int] = set()
         self._last_stepped: set[int] = set()
-        self._by_hand = self._own_microbatches = self._told_unknown = False
+        self._by_hand = self._own_microbatches = False
         self.on_host = True
         self.waiting: deque[Call] = deque(maxlen=_MOST_CALLS)
-        self._done: list[Call] = []
         self.silence = Silence()
         self.spent, self._began = 0.0, time.perf_counter()
         self.paused = self.sampled = False
@@ -146,7 +140,7 @@ class Recorder:
         call.finished = call.watch.seen = True
         if call.microbatch != self.microbatch and call.step == self.step and not self._own_microbatches:
             call.microbatch, call.index = self.microbatch, call.watch.next_index()  # forwards went ahead of backwards
-        self._done.append(call)
+        self.books.add(call)
         self.calls += 1
 
     def probe(self, call: Call, weight: Tensor | None) -> Probe | None:
@@ -177,7 +171,7 @@ class Recorder:
     @guarded("what is logged")
     def logged(self, values: Row) -> None:
         """Figures the user gives: of this step, or of the last one where this one has not begun."""
-        self.log.log(values, late=self.idle())
+        self.books.log.log(values, late=self.idle())
 
     def idle(self) -> bool:
         """Whether the step that began has seen no training yet."""
@@ -192,7 +186,7 @@ class Recorder:
             return
         start = time.perf_counter()
         self._calls_at_root = self.calls
-        self.take_loss(tensors)
+        self.books.take_loss(self.microbatch, tensors)
         for call in self.waiting:
             if not call.finished:
                 self.finish(call)
@@ -200,22 +194,9 @@ class Recorder:
         if not self._own_microbatches:
             self.microbatch += 1
             self.tick += 1
-        if self.sampled or len(self._done) >= (_MOST_CALLS if self.on_host else _MOST_ON_DEVICE):
-            self.settle()
+        if self.sampled or len(self.books) >= (_MOST_CALLS if self.on_host else _MOST_ON_DEVICE):
+            self.books.settle()
         self.spent += time.perf_counter() - start
-
-    @guarded("the loss of backward passes")
-    def take_loss(self, tensors: Any) -> None:
-        """The root's value."""
-        with undisturbed(None) if modes_active() else contextlib.nullcontext():
-            root = self.log.root(tensors)
-        self._factors[self.microbatch] = root.factor
-        if root.loss is None and root.factor != 1.0 and not self._told_unknown:
-            self._told_unknown = True
-            self._say(
-                "The loss is not recorded where it is not logged: a GradScaler multiplied it, and the backward pass "
-                "began from something that was made of the result. Call run.log(loss=...)."
-            )
 
     @guarded("what follows the optimizer's next step")
     def optimizer_stepped(self, optimizer: Optimizer) -> None:
@@ -243,13 +224,12 @@ class Recorder:
         if not self.paused:
             self._report_silence()
             if self.sampled or self.on_host:
-                self.settle()
+                self.books.settle()
             self.spent += time.perf_counter() - start
             self.close_step(start)
             start = time.perf_counter()
         self._last_stepped, self.stepped = self.stepped, set()
         self.waiting.clear()
-        self._factors.clear()
         self.step, self.microbatch, self.tick = self.step + 1, 0, self.tick + 1
         self._calls_at_step = self._calls_at_root = self.calls
         self.decide()
@@ -260,55 +240,7 @@ class Recorder:
         self.reason = self.sampling.decide(self.step)
         self.paused = self.sampling.settings.stop or bool(self.writer.stopped) or not _VITAL.isdisjoint(self.off)
         self.sampled = self.reason is not None and not self.paused
-        if self.sampled:
-            self.settle()
-            self._open_dumps()
-
-    def _open_dumps(self) -> None:
-        """After a trigger its tensors are saved at once; before one they are kept, in case it comes."""
-        asked, after = self.sampling.settings.trigger_dump, self.sampling.follows_trigger(self.step)
-        self.dumps = Dumps((*self.parts.dump, *self.sampling.once, *(asked if after else ())))
-        self.ring.open(() if after else asked)
-
-    def settle(self) -> None:
-        """Turn finished calls into rows and hand them to the writer; waits for an accelerator."""
-        done, self._done = self._done, []
-        self.write_amaxes(done)
-        self.write_figures(done)
-        self.write_losses()
-
-    @guarded("amax")
-    def write_amaxes(self, done: list[Call]) -> None:
-        """Rows of ``amax``; the emulated scales move on."""
-        if done:
-            rows = self.ledger.settle(done)
-            self.writer.append("amax", rows)
-            bad = next((row for row in rows if row["nan"]), None)
-            if bad is not None:
-                self.trigger(bad["step"], bad["layer"], f"{bad['tensor']} of {bad['layer']} holds {bad['nan']} NaN.")
-
-    @guarded("what is measured in full")
-    def write_figures(self, done: list[Call]) -> None:
-        """Rows of ``tensors`` and ``gemms``."""
-        for call in done:
-            if call.probe is not None:
-                taken = call.probe.take()
-                for table, row in taken:
-                    if table == "gemms":
-                        unscale(row, self._factors.get(call.microbatch, 1.0))
-                    self.writer.append(table, [row])
-                self.look_at_figures(call, [row for table, row in taken if table == "tensors"])
-
-    def look_at_figures(self, call: Call, rows: list[Row]) -> None:
-        """A figure of an operand past its limit triggers; those of the results come later and are not looked at."""
-        limits = self.sampling.settings.figure_limits
-        if limits and (found := past_limit(rows, limits)) is not None:
-            self.trigger(call.step, *found)
-
-    @guarded("losses that are on a device")
-    def write_losses(self) -> None:
-        """Rows of ``steps`` that had to wait."""
-        self.log.settle()
+        self.books.open(self.step, self.sampled)
 
     @guarded("the rows of steps")
     def close_step(self, now: float) -> None:
@@ -323,10 +255,8 @@ class Recorder:
             "reason": self.reason,
         }
         self._began, self.spent = now, 0.0
-        self.log.close_step(row)
+        self.books.close_step(row, self.sampled)
         if self.sampled:
-            self.write_losses()
-            self.writer.flush()
             self.describe()
 
     @guarded("what run.json says of the layers")
@@ -335,19 +265,6 @@ class Recorder:
         if self.described is not None and self.calls:
             describe, self.described = self.described, None
             describe()
-
-    def loss_seen(self, step: int, loss: float) -> None:
-        """The loss of a step is known: a spike, or what is not finite, triggers."""
-        why = self.losses.unusual(step, loss, float(self.sampling.settings.spike))
-        if why is not None:
-            self.trigger(step, None, why)
-
-    def trigger(self, step: int, layer: str | None, why: str) -> None:
-        """Measure the next steps in full and save the tensors that the ring holds; unless it is too soon for that."""
-        if self.sampling.trigger(self.step):
-            first, last = self.step + 1, self.step + self.sampling.settings.trigger_steps
-            self.writer.event(step, "trigger", layer, f"{why} Steps {first} to {last} are measured in full.")
-            self.ring.save(self.writer)
 
     def _say_not_counted(self, optimizer: Optimizer) -> None:
         detail = (
@@ -373,10 +290,10 @@ class Recorder:
 
     def close(self) -> None:
         """Write what is finished. A step that no optimizer has ended yet is written as far as it came."""
-        self.settle()
+        self.books.settle()
         if not self.idle() and not self.paused:
             self.close_step(time.perf_counter())
-            self.settle()
+            self.books.settle()
 
     def coverage(self) -> dict[str, Any]:
         """How much of what was attached to has been seen."""
