@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fp8dbg.hooks import apply_fallback
     from fp8dbg.numerics.measurement import measure
     from fp8dbg.numerics.simulated import simulate
-    from fp8dbg.recording.session import attach
+    from fp8dbg.recording.attach import attach
 
 __version__ = "0.1.0"
 
@@ -24,7 +24,7 @@ __all__ = ["__version__", "apply_fallback", "attach", "measure", "open_run", "si
 
 _HOMES = {
     "apply_fallback": "fp8dbg.hooks",
-    "attach": "fp8dbg.recording.session",
+    "attach": "fp8dbg.recording.attach",
     "measure": "fp8dbg.numerics.measurement",
     "open_run": "fp8dbg.analysis.run",
     "simulate": "fp8dbg.numerics.simulated",

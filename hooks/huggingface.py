@@ -41,7 +41,7 @@ def _callback_class() -> Any:
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             """Attach to the model, from the trainer's global step on."""
-            from fp8dbg.recording.session import attach
+            from fp8dbg.recording.attach import attach
 
             options = {"first_step": state.global_step, **self.options}
             self.session = attach(kwargs["model"], self.run_dir, optimizer=kwargs.get("optimizer"), **options)

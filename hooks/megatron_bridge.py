@@ -46,7 +46,7 @@ def _callback_class() -> Any:
 
         def on_train_start(self, context: Any) -> None:
             """Attach to the model's chunks, from the training's step on."""
-            from fp8dbg.recording.session import attach
+            from fp8dbg.recording.attach import attach
 
             chunks = list(context.model)
             model = chunks[0] if len(chunks) == 1 else nn.ModuleList(chunks)

@@ -45,7 +45,7 @@ def _callback_class() -> Any:
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             """Attach to the module under training, from the trainer's global step on."""
-            from fp8dbg.recording.session import attach
+            from fp8dbg.recording.attach import attach
 
             self._step = trainer.global_step
             options = {"first_step": self._step, **self.options}

@@ -176,7 +176,7 @@ class Attacher:
             raise
 
     def _attach(self, model: nn.Module, path: str) -> None:
-        from fp8dbg.recording.session import attach
+        from fp8dbg.recording.attach import attach
 
         plan = self._options["fallback"]
         said, applied = _apply(plan, model) if plan else ([], True)
