@@ -172,7 +172,12 @@ _GEMMS = Table(
         Column("m", _INT, "", "output rows"),
         Column("n", _INT, "", "output columns"),
         Column("k", _INT, "", "length of the contraction"),
-        Column("rows_measured", _INT, "", "output rows compared, drawn at random; figures below are over these"),
+        Column(
+            "rows_measured",
+            _INT,
+            "",
+            "output rows compared, drawn at random; figures below are over these (wgrad: over 512 of their columns at most)",
+        ),
         _MSE,
         _REL_L2,
         _SQNR,
