@@ -176,7 +176,7 @@ _GEMMS = Table(
             "rows_measured",
             _INT,
             "",
-            "output rows compared, drawn at random; figures below are over these (wgrad: over 512 of their columns at most)",
+            "output rows compared, drawn at random; figures below are over these, wgrad's over 512 columns at most",
         ),
         _MSE,
         _REL_L2,
