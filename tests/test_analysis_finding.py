@@ -109,7 +109,7 @@ def test_a_remedy_says_what_the_plan_says() -> None:
     weighed = {("a", "fprop"), ("a", "wgrad")}
     plan = Plan((PlanEntry("a", ("fprop",), reason=""),))
     assert as_planned(asked, plan, weighed).remedy == (
-        "Keep fprop of a in BF16. The plan leaves its wgrad in FP8: the loss hardly feels it."
+        "Keep fprop and wgrad of a in BF16. The plan takes its fprop alone: the loss hardly feels wgrad."
     )
     spared = as_planned(asked, Plan((PlanEntry("b", ("fprop",), reason=""),)), weighed)
     assert spared.remedy.startswith("Apply the plan: it leaves fprop and wgrad of this layer in FP8")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8dbg.analysis.plan import Plan, PlanEntry, plan_for
+from fp8dbg.analysis.plan import Plan, PlanEntry, as_shown, in_words, plan_for
 from fp8dbg.errors import UsageError
 from tests.test_analysis_finding import finding
 
@@ -44,6 +44,24 @@ def test_plan_keeps_what_made_the_run_healthy() -> None:
     would = finding(layer="up", severity="info", what_if="delayed", gemms=("fprop", "dgrad"))
     assert [e.layer for e in plan_for([would], {"up": ["fprop", "dgrad"]}).entries] == ["up"]
     assert not plan_for([would], {"down": ["fprop"]})
+
+
+def test_plan_follows_the_order_in_which_findings_are_shown() -> None:
+    """Worst first; what no finding is about comes last, and a layer's entries stay as they are among themselves."""
+    up, up_finer, down, head = (
+        PlanEntry(layer, ("fprop",), recipe)
+        for layer, recipe in (("up", "bf16"), ("up", "block"), ("down", "bf16"), ("head", "bf16"))
+    )
+    shown = [finding(layer="down"), finding(layer="up"), finding(layer="down")]
+    assert as_shown(Plan((head, up, up_finer, down)), shown).entries == (down, up, up_finer, head)
+
+
+def test_plan_in_words_calls_each_recipe_by_its_name() -> None:
+    """A layer under two recipes is told apart by its GEMMs, not named twice and all of it called BF16."""
+    up, down = PlanEntry("up", ("fprop", "dgrad")), PlanEntry("down", ("wgrad",))
+    assert in_words(Plan((up, down))) == "up and down in BF16"
+    mixed = Plan((PlanEntry("up", ("fprop",), "mxfp8"), PlanEntry("up", ("dgrad", "wgrad")), down))
+    assert in_words(mixed) == "up (fprop) in mxfp8, and up (dgrad and wgrad) and down in BF16"
 
 
 def test_plan_as_fallback_is_what_simulate_takes() -> None:

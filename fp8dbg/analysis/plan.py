@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from fp8dbg.analysis.finding import Finding
+from fp8dbg.analysis.wording import listed
 from fp8dbg.runs.plan import Plan, PlanEntry
 from fp8dbg.runs.schema import GEMMS
 
-__all__ = ["Plan", "PlanEntry", "asks_for_bf16", "plan_for"]
+__all__ = ["Plan", "PlanEntry", "as_shown", "asks_for_bf16", "in_words", "plan_for"]
 
 
 def plan_for(findings: Iterable[Finding], kept: Mapping[str, Iterable[str]] | None = None) -> Plan:
@@ -40,3 +42,19 @@ def asks_for_bf16(finding: Finding, kept: Mapping[str, Iterable[str]] | None = N
     if finding.severity == "act":
         return True
     return finding.what_if is not None and not set(finding.gemms).isdisjoint((kept or {}).get(finding.layer, ()))
+
+
+def as_shown(plan: Plan, findings: Sequence[Finding]) -> Plan:
+    """The plan with its layers in the order in which findings on them are shown; those without one come last."""
+    layers = [finding.layer for finding in findings]
+    return Plan(tuple(sorted(plan.entries, key=lambda e: layers.index(e.layer) if e.layer in layers else len(layers))))
+
+
+def in_words(plan: Plan) -> str:
+    """ "up and down in BF16"; GEMMs where a layer's follow several: "up (dgrad) in BF16, and up (fprop) in mxfp8"."""
+    entries = Counter(entry.layer for entry in plan.entries)
+    by_recipe: dict[str, list[str]] = {}
+    for entry in plan.entries:
+        name = entry.layer if entries[entry.layer] == 1 else f"{entry.layer} ({' and '.join(entry.gemms)})"
+        by_recipe.setdefault("BF16" if entry.recipe == "bf16" else entry.recipe, []).append(name)
+    return ", and ".join(f"{listed(names)} in {recipe}" for recipe, names in by_recipe.items())

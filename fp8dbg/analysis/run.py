@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fp8dbg.analysis.evidence import Evidence
 from fp8dbg.analysis.finding import Finding, fold, worst_first
-from fp8dbg.analysis.plan import Plan
+from fp8dbg.analysis.plan import Plan, as_shown
 from fp8dbg.analysis.recommend import Recommendation, recommend, require_enough
 from fp8dbg.analysis.verdicts import EXPLAINS, VERDICTS
 from fp8dbg.analysis.wording import listed
@@ -49,6 +49,11 @@ class Run(Folder):
 
     @cached_property
     def _recommendation(self) -> Recommendation:
+        return replace(self._advice, plan=as_shown(self._advice.plan, self._findings))
+
+    @cached_property
+    def _advice(self) -> Recommendation:
+        """The recommendation before findings have their order, which the harm of its curve decides."""
         return recommend(self.evidence, self._judged, self._kept_in_bf16)
 
     def _repr_html_(self) -> str:
@@ -64,7 +69,7 @@ class Run(Folder):
         order = self.evidence.layer_order
         if not any(_calls_for_bf16(f) for f in found):
             return origins_first(found, order)
-        advice = self._recommendation
+        advice = self._advice
         harms = {(point.layer, point.gemm): point.harm for point in advice.curve}
         weighed = [replace(f, gemm_harm=_gemm_harm(f, harms)) if _calls_for_bf16(f) else f for f in found]
         return [as_planned(f, advice.plan, set(harms)) for f in origins_first(weighed, order)]
@@ -144,26 +149,24 @@ def _gemm_harm(finding: Finding, harms: Mapping[tuple[str, str], float | None]) 
 
 
 def as_planned(finding: Finding, plan: Plan, weighed: set[tuple[str, str]]) -> Finding:
-    """A finding whose remedy is what the plan says of its layer, where the plan takes fewer GEMMs than read the tensor.
+    """A finding whose remedy says too which of its GEMMs the plan leaves in FP8, if any.
 
     Args:
         finding: any.
         plan: of the run.
         weighed: layers and GEMMs among which the plan chose; what it did not weigh it says nothing about.
     """
-    places = [(finding.layer or "", gemm) for gemm in finding.gemms]
+    places = {(finding.layer or "", gemm) for gemm in finding.gemms}
     if not plan or not _calls_for_bf16(finding) or not weighed.issuperset(places):
         return finding
-    taken = {gemm for entry in plan.entries if entry.layer == finding.layer for gemm in entry.gemms}
-    chosen, spared = ([g for g in finding.gemms if (g in taken) is wanted] for wanted in (True, False))
-    asked, rest = (" and ".join(gemms) for gemms in (finding.gemms, spared))
+    taken = {(entry.layer, gemm) for entry in plan.entries for gemm in entry.gemms}
+    chosen, spared = ([g for g in finding.gemms if ((finding.layer, g) in taken) is wanted] for wanted in (True, False))
+    rest = " and ".join(spared)
     if not chosen:
         left = f"Apply the plan: it leaves {rest} of this layer in FP8, as the loss hardly feels them."
         return replace(finding, remedy=left)
-    if not spared or asked not in finding.remedy:
-        return finding
-    kept = finding.remedy.replace(asked, " and ".join(chosen), 1)
-    return replace(finding, remedy=f"{kept} The plan leaves its {rest} in FP8: the loss hardly feels it.")
+    said = f" The plan takes its {' and '.join(chosen)} alone: the loss hardly feels {rest}." if rest else ""
+    return replace(finding, remedy=finding.remedy + said)
 
 
 def _before_the_end(findings: list[Finding]) -> list[Finding]:

@@ -8,7 +8,7 @@ from typing import Any
 from fp8dbg.analysis.evidence import Evidence, Row
 from fp8dbg.analysis.finding import Finding
 from fp8dbg.analysis.limits import noise_floor
-from fp8dbg.analysis.plan import Plan
+from fp8dbg.analysis.plan import Plan, in_words
 from fp8dbg.analysis.recommend import FEWEST
 from fp8dbg.analysis.run import Run
 from fp8dbg.analysis.spikes import Spike, find_spikes, worst_of
@@ -118,7 +118,7 @@ def headline(findings: list[Finding], plan: Plan, facts: RunFacts, spikes: list[
     where = f"{worst.layer}: " if worst.layer else ""
     what = f"{where}{worst.summary.rstrip('.')}"
     if plan and worst.action == "bf16":
-        return f"{what}; keep {listed([e.layer for e in plan.entries])} in BF16."
+        return f"{what}; keep {in_words(plan)}."
     return f"{what}. {worst.remedy}"
 
 
@@ -135,7 +135,7 @@ def _nothing_found(plan: Plan, facts: RunFacts, spikes: list[Spike]) -> str:
             f"Too little to judge: {facts.sampled_steps} sampled of {facts.steps} steps. At least {FEWEST} are needed: "
             "train on, attach with a smaller every=, or call step() after each step where there is no torch optimizer."
         )
-    kept = f" with {listed([e.layer for e in plan.entries])} kept in BF16, where FP8 would hurt" if plan else ""
+    kept = f" with {in_words(plan)}, where the run's recipe would hurt" if plan else ""
     return f"Healthy{kept}: nothing found in {facts.layers} layers over {facts.sampled_steps} sampled steps."
 
 
