@@ -70,6 +70,7 @@ class Trial:
         repeat: which repeat.
         loss: mean of the last losses; None where one was not finite or none was recorded.
         code: the program's exit code.
+        unplanned: what was not done as planned, in a sentence; then it is no trial of this plan, and has no loss.
     """
 
     folder: str
@@ -77,6 +78,7 @@ class Trial:
     repeat: int
     loss: float | None
     code: int
+    unplanned: str = ""
 
 
 @dataclass
@@ -115,12 +117,14 @@ class Bisection:
 
         Raises:
             NothingRecordedError: no layer computes in FP8, or no loss was recorded.
-            UsageError: the program cannot be started.
+            UsageError: the program cannot be started, or not put in BF16 as a whole.
         """
         self.tell(len(self.trials), "")
         fp8 = [self._loss([], repeat) for repeat in range(self.asked.repeats)]
         units = self._units()
         bf16 = [self._loss(units, repeat) for repeat in range(self.asked.repeats)]
+        if wrong := next((t.unplanned for t in self.trials if t.in_bf16 == _by_layer(units) and t.unplanned), ""):
+            raise UsageError(f"Not everything can be put in BF16: {wrong}", "Without that trial nothing can be judged.")
         found = search(units, self.asked.space, Criterion.from_repeats(bf16, fp8), lambda some: self._loss(some, 0))
         write_whole(self.out / "plan.json", lambda file: file.write(found.plan.to_json().encode()))
         return found
@@ -141,7 +145,7 @@ class Bisection:
 
     def _loss(self, units: Sequence[Unit], repeat: int) -> float:
         """The loss of a trial, which is run unless it has been."""
-        wanted = {entry.layer: list(entry.gemms) for entry in plan_of(units).entries}
+        wanted = _by_layer(units)
         done = next((t for t in self.trials if t.in_bf16 == wanted and t.repeat == repeat), None)
         if done is None:
             done = self._try(units, wanted, repeat)
@@ -164,7 +168,9 @@ class Bisection:
         outcome = launch(self.asked.command, options, log, {"FP8DBG_REPEAT": str(repeat)})
         if not outcome.folders:
             raise NothingRecordedError(outcome.detail, f"What the program printed is in {log}.")
-        return Trial(path.name, wanted, repeat, _last_loss(path, self.asked.last), outcome.code)
+        unplanned = " ".join([*(f"No model has {layer}." for layer in outcome.missing[:1]), *outcome.unplanned[:1]])
+        loss = None if unplanned else _last_loss(path, self.asked.last)
+        return Trial(path.name, wanted, repeat, loss, outcome.code, unplanned)
 
     def _free(self) -> Path:
         """A name that no trial has had: one that was killed stays beside its repetition."""
@@ -197,6 +203,10 @@ class Bisection:
         write_whole(self.out / STATE, lambda file: file.write(json.dumps(state, indent=1).encode()))
 
 
+def _by_layer(units: Sequence[Unit]) -> dict[str, list[str]]:
+    return {entry.layer: list(entry.gemms) for entry in plan_of(units).entries}
+
+
 def _last_loss(path: Path, last: int) -> float | None:
     """Mean of a run's last losses; None where one of them is missing or not finite."""
     with open_folder(path) as folder:
@@ -206,7 +216,7 @@ def _last_loss(path: Path, last: int) -> float | None:
 
 def _words(trial: Trial) -> str:
     gemms = sum(map(len, trial.in_bf16.values()))
-    loss = "no loss" if trial.loss is None else f"loss {trial.loss:.5g}"
+    loss = trial.unplanned or ("no loss" if trial.loss is None else f"loss {trial.loss:.5g}")
     return f"{gemms} GEMMs in BF16: {loss}"
 
 
@@ -220,6 +230,7 @@ def table(trials: Sequence[Trial]) -> list[dict[str, Any]]:
             "in_bf16": _sets(trial.in_bf16),
             "loss": trial.loss,
             "code": trial.code,
+            "unplanned": trial.unplanned,
         }
         for trial in trials
     ]

@@ -184,7 +184,7 @@ def apply_fallback(model: nn.Module, plan: Plan) -> list[str]:
     """
     from fp8dbg.numerics.arguments import a_module  # brings torch, which writing a plan does without
 
-    found, owner = adapters(), _owners(a_module(model))
+    found, owner = adapters(), layers_of(a_module(model))
     for entry in _entries(plan):
         if entry.layer not in owner:
             raise UnknownNameError("layer", entry.layer, list(owner))
@@ -203,7 +203,7 @@ def _entries(plan: object) -> list[Any]:
     return list(entries)
 
 
-def _owners(model: nn.Module) -> dict[str, str]:
+def layers_of(model: nn.Module) -> dict[str, str]:
     """Every layer of a model by the name it is recorded under, and its host."""
     from fp8dbg.hooks.megatron_names import global_names
     from fp8dbg.recording.names import named_layers

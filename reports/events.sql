@@ -1,7 +1,7 @@
 -- Question: What happened, or was not seen?
 -- Reads: events
 -- Parameters:
---   kind (text, default NULL): gap, error, trigger, spike, config, route, ...; NULL is all
+--   kind (text, default NULL): gap, error, trigger, spike, config, plan, route, ...; NULL is all
 -- Columns:
 --   step: step
 --   rank: rank

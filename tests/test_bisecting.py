@@ -130,3 +130,30 @@ def test_a_program_that_trains_nothing_says_so(tmp_path: Path) -> None:
     with pytest.raises(NothingRecordedError, match=r"0000\.log"):
         Bisection(tmp_path / "out", Asked((sys.executable, "-c", "print('nothing')"))).run()
     assert (tmp_path / "out" / "trials" / "0000.log").read_text() == "nothing\n"
+
+
+RENAMED = """
+import os, torch, fp8dbg
+from torch import nn
+name = "renamed" if os.environ["FP8DBG_REPEAT"] == "1" else "layer"
+model = nn.Sequential()
+model.add_module(name, nn.Linear(16, 16))
+model = fp8dbg.simulate(model, "current")
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(2):
+    model(torch.ones(4, 16)).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_a_trial_that_did_not_follow_its_plan_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer is called otherwise in the second repeat, on a rank that cannot know: no loss, and no answer from it."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    bisection = Bisection(tmp_path / "out", Asked((sys.executable, "-c", RENAMED), last=1))
+    with pytest.raises(UsageError, match="Not everything can be put in BF16: No model has layer"):
+        bisection.run()
+    assert [trial.unplanned for trial in bisection.trials] == ["", "", "", "No model has layer."]
+    assert [trial.loss is None for trial in bisection.trials] == [False, False, False, True]

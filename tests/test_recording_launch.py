@@ -216,19 +216,42 @@ def test_a_plan_is_applied_to_a_simulated_model(
     assert {row["gemm"]: row["recipe"] for row in computed} == {"dgrad": "current"}  # the others are not FP8
 
 
-def test_a_plan_that_is_not_applied_is_the_last_thing_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The program ends well, and nobody takes the run for one with the plan."""
+PLAIN_LAYER = """
+    import torch
+    model = torch.nn.Linear(16, 16)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    model(torch.randn(8, 16)).sum().backward()
+    optimizer.step()
+    print("trained")
+"""
+
+
+def test_a_plan_that_fits_no_model_stops_the_program(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exit 2 before the first step: nobody takes the run for one with the plan."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     plan = tmp_path / "plan.json"
     plan.write_text(Plan((PlanEntry("elsewhere", ("fprop",)),)).to_json())
-    code = """
-        import torch
-        model = torch.nn.Linear(16, 16)
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        model(torch.randn(8, 16)).sum().backward()
-        optimizer.step()
-    """
-    outcome = _launched(tmp_path, code, fallback=plan, every=1)
-    assert outcome.code == 0
-    assert outcome.detail.startswith(f"WARNING: trained WITHOUT the fallback plan. {tmp_path / 'run'}: The fallback")
-    assert "No layer is called 'elsewhere'" in outcome.detail
+    outcome = _launched(tmp_path, PLAIN_LAYER, fallback=plan, every=1)
+    assert outcome.code == 2
+    assert "No layer is called 'elsewhere'. Valid names: Linear." in outcome.detail
+    assert "trained" not in capfd.readouterr().out
+    assert outcome.folders == ()
+
+
+@pytest.mark.slow
+def test_a_layer_that_no_rank_has_is_told_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where each process may hold a stage of the model, only the launcher knows; on several machines it does not."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    plan = tmp_path / "plan.json"
+    plan.write_text(Plan((PlanEntry("Linear", ("fprop",)), PlanEntry("elsewhere", ("fprop",)))).to_json())
+    for local, missing in (("2", ("elsewhere",)), ("1", ())):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
+        (tmp_path / local).mkdir()
+        outcome = _launched(tmp_path / local, PLAIN_LAYER, fallback=plan, every=1)
+        assert (outcome.code, outcome.missing) == (0, missing)
+        assert ("are in no model: elsewhere." in outcome.detail) == bool(missing)
+        command = ("run", "--fallback", plan, "--out", "again", sys.executable, tmp_path / local / "script.py")
+        assert in_a_process(*command, place=tmp_path / local).code == (2 if missing else 0)

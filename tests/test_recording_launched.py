@@ -15,6 +15,9 @@ import torch
 from torch import nn
 from torch.optim import SGD, Optimizer
 
+from fp8dbg.analysis.run import open_run
+from fp8dbg.analysis.summary import summarise
+from fp8dbg.numerics.simulated import simulate
 from fp8dbg.recording.launched import MOST_LOOKS, Attacher, Search, arm
 from fp8dbg.runs.fingerprint import read_run_json
 from tests.nets import table
@@ -203,18 +206,64 @@ def test_models_are_recorded_apart_and_a_session_ends_with_its_model(tmp_path: P
     del kept
 
 
-def test_a_plan_that_does_not_fit_changes_nothing_and_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The model is recorded all the same."""
-    plan = tmp_path / "plan.json"
-    plan.write_text(json.dumps({"entries": [{"layer": "elsewhere"}]}))
+def _plan(place: Path, *entries: dict[str, Any]) -> str:
+    (place / "plan.json").write_text(json.dumps({"entries": entries}))
+    return str(place / "plan.json")
+
+
+def test_a_plan_that_does_not_fit_stops_the_program(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Before its first step, with the exit code of wrong usage; nothing is recorded, and both are told why."""
+    plan = _plan(tmp_path, {"layer": "0"}, {"layer": "elsewhere"})
     words: list[str] = []
-    with searching(Attacher(_options(tmp_path / "run", fallback=str(plan)), words.append)):
+    with searching(Attacher(_options(tmp_path / "run", fallback=plan), words.append)), pytest.raises(SystemExit) as end:
         _train(nn.Sequential(layer()))
-    assert "is not applied (UnknownNameError: No layer is called 'elsewhere'" in caplog.text
-    assert words[0] == f"attached {tmp_path / 'run'}"
-    assert words[1].startswith(f"unplanned {tmp_path / 'run'}: The fallback plan {plan} is not applied (Unknown")
-    assert "is not applied" in table(tmp_path / "run", "select detail from events")[0]["detail"]
-    assert table(tmp_path / "run", "select count(*) as n from steps") == [{"n": 2}]
+    assert end.value.code == 2
+    assert not (tmp_path / "run").exists()
+    said = f"The fallback plan {plan} cannot be applied, so nothing is trained: No layer is called 'elsewhere'."
+    assert words[0].startswith(f"failed {said} Valid names: 0.")
+    assert said in caplog.text
+
+
+def test_a_plan_is_for_all_models_that_wait_for_their_first_step(tmp_path: Path) -> None:
+    """Each takes what is its own, and the run says which of the layers are not its."""
+    plan = _plan(tmp_path, {"layer": "0", "gemms": ["fprop"]}, {"layer": "1"})
+    first = simulate(nn.Sequential(layer()), "current")
+    second = simulate(nn.Sequential(nn.ReLU(), layer()), "current")
+    words: list[str] = []
+    attacher = Attacher(_options(tmp_path / "run", fallback=plan), words.append, lambda: [first, second])
+    with searching(attacher):
+        _train(first)
+        _train(second)
+    taken: list[Any] = [first[0], second[1]]
+    assert [one.fp8_fallback for one in taken] == [{"fprop"}, {"fprop", "dgrad", "wgrad"}]
+    assert [word for word in words if word.startswith("planned")] == ['planned ["0"]', 'planned ["1"]']
+    told = table(tmp_path / "run", "select layer from events where kind = 'plan'")
+    assert told == [{"layer": "1"}]
+
+
+def test_a_process_that_is_one_of_several_takes_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its model may be a stage of a pipeline: what is in none of them the launcher says, where it sees all of them."""
+    plan = _plan(tmp_path, {"layer": "0"}, {"layer": "elsewhere"})
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    for local, others in (("4", []), ("2", ["elsewhere"])):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
+        words: list[str] = []
+        with searching(Attacher(_options(tmp_path / local, fallback=plan), words.append)):
+            _train(nn.Sequential(layer()))
+        assert words == ['planned ["0"]', *others, f"attached {tmp_path / local}"]
+
+
+def test_a_plan_that_is_partly_applied_is_told_by_the_report(tmp_path: Path) -> None:
+    """A layer that cannot follow its recipe, and one of another model: to the launcher, and in the coverage."""
+    plan = _plan(tmp_path, {"layer": "0", "recipe": "mxfp8"}, {"layer": "1"})
+    other, words = nn.Sequential(nn.ReLU(), layer()), list[str]()
+    with searching(Attacher(_options(tmp_path / "run", fallback=plan), words.append, lambda: [other])):
+        _train(nn.Sequential(layer()))
+    said = "0 is a plain nn.Linear: it stays in high precision. Use fp8dbg.simulate(...)."
+    assert words == ['planned ["0"]', f"unplanned {said}", f"attached {tmp_path / 'run'}"]
+    with open_run(tmp_path / "run") as run:
+        notes = summarise(run).coverage.notes
+    assert {"The fallback plan names layers that are not in the model: 1.", f"Not as planned: {said}"} <= set(notes)
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

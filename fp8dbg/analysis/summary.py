@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -172,9 +173,17 @@ def _coverage(run: Run, facts: RunFacts) -> Coverage:
     if strange := sorted(set(facts.formats) - set(FORMATS)):
         notes.append(f"Formats that fp8dbg does not know are not judged: {listed(strange)}.")
     told = run.evidence.ask("events")
-    notes += _route_notes(told)
+    notes += _plan_notes(told, run.evidence.layer_order) + _route_notes(told)
     events = [e for e in told if e["kind"] in ("gap", "error")]
     return Coverage(unseen_layers(run.evidence), list(run.problems), events[:100], notes)
+
+
+def _plan_notes(events: list[Row], layers: Mapping[str, int]) -> list[str]:
+    """What was not done as a fallback plan says. A layer that one rank lacks may be another's: a pipeline's stage."""
+    told = [e for e in events if e["kind"] == "plan"]
+    missing = dict.fromkeys(e["layer"] for e in told if e["layer"] is not None and e["layer"] not in layers)
+    said = [f"The fallback plan names layers that are not in the model: {listed(list(missing))}."] if missing else []
+    return [*said, *dict.fromkeys(e["detail"] for e in told if e["layer"] is None)]
 
 
 def _route_notes(events: list[Row]) -> list[str]:

@@ -62,7 +62,8 @@ def bisect(
     if as_json:
         typer.echo(output.json_text({"found": asdict(found), "trials": [asdict(trial) for trial in trials.trials]}))
     else:
-        output.print_table(["trial", "layers", "gemms", "in_bf16", "loss", "code"], table(trials.trials))
+        told = ["unplanned"] if any(trial.unplanned for trial in trials.trials) else []
+        output.print_table(["trial", "layers", "gemms", "in_bf16", "loss", "code", *told], table(trials.trials))
         typer.echo(f"\n{found.detail} {out / 'plan.json'} is the plan.")
 
 

@@ -84,7 +84,8 @@ def run(
 ) -> None:
     """Run a program, unmodified, and record what it trains.
 
-    Every Python process below CMD that trains a PyTorch model records it. The exit code is CMD's own.
+    Every Python process below CMD that trains a PyTorch model records it. The exit code is CMD's own. A PLAN that names
+    layers that CMD does not have ends it before its first step, with 2.
     """
     from fp8dbg.recording.launch import Options, launch
 
@@ -101,7 +102,7 @@ def run(
         output.say(f"fp8dbg: {outcome.detail}")
     if as_json:
         typer.echo(output.json_text(asdict(outcome)))
-    raise typer.Exit(outcome.code)
+    raise typer.Exit(outcome.code or (UsageError.exit_code if outcome.missing else 0))
 
 
 def _require_plan(path: Path) -> None:

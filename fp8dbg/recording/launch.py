@@ -16,6 +16,7 @@ from fp8dbg.errors import UsageError
 from fp8dbg.numerics.arguments import whole
 from fp8dbg.numerics.recipes import recipe_named
 from fp8dbg.recording.sampling import Settings
+from fp8dbg.runs.plan import Plan
 
 BOOT = Path(__file__).resolve().parent / "boot"
 """Folder of the sitecustomize that Python imports by itself."""
@@ -76,12 +77,16 @@ class Outcome:
         folders: the run folders that this machine's processes recorded into.
         failures: why processes that would have recorded did not.
         detail: what to know about the recording, in a sentence; "" if all is well.
+        unplanned: what of the fallback plan was not done as planned, a sentence each.
+        missing: layers of the plan that no model had; empty where other machines may have them.
     """
 
     code: int
     folders: tuple[str, ...]
     failures: tuple[str, ...]
     detail: str
+    unplanned: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
 
 
 def launch(
@@ -107,9 +112,12 @@ def launch(
         code = _run(command, {**environment(options, told), **(variables or {})}, log)
         words = told.read_text(encoding="utf-8", errors="replace").splitlines()
     folders, failures = _after(words, "attached "), _after(words, "failed ")
-    unplanned = [f"WARNING: trained WITHOUT the fallback plan. {said}" for said in _after(words, "unplanned ")[:1]]
-    detail = " ".join(filter(None, [*unplanned, _detail(words, folders, failures)]))
-    return Outcome(code, folders, failures, detail)
+    unplanned = _after(words, "unplanned ")
+    missing = _missing(words, options.fallback) if folders else ()
+    said = [f"WARNING: {len(missing)} of the fallback plan's layers are in no model: {missing[0]}."] if missing else []
+    said += [f"WARNING: not as planned: {sentence}" for sentence in unplanned[:1]]
+    detail = " ".join(filter(None, [*said, _detail(words, folders, failures)]))
+    return Outcome(code, folders, failures, detail, unplanned, missing)
 
 
 def environment(options: Options, told: Path, base: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -196,6 +204,14 @@ def _in_foreground() -> bool:
 def _after(words: Sequence[str], start: str) -> tuple[str, ...]:
     """What follows a beginning, each once."""
     return tuple(dict.fromkeys(word.removeprefix(start) for word in words if word.startswith(start)))
+
+
+def _missing(words: Sequence[str], plan: Path | None) -> tuple[str, ...]:
+    """Layers of a plan that no process had, where all of them told this launcher."""
+    if plan is None or "elsewhere" in words:
+        return ()
+    had = {layer for layers in _after(words, "planned ") for layer in json.loads(layers)}
+    return tuple(layer for layer in Plan.from_json(plan.read_text("utf-8")).as_fallback() if layer not in had)
 
 
 def _detail(words: Sequence[str], folders: Sequence[str], failures: Sequence[str]) -> str:

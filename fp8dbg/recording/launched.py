@@ -15,7 +15,6 @@ import weakref
 from collections.abc import Callable
 from importlib import import_module
 from multiprocessing.util import Finalize
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,8 +23,10 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from fp8dbg.errors import UsageError
+from fp8dbg.recording import planned
 from fp8dbg.recording.guard import logger
-from fp8dbg.runs.plan import Plan
+from fp8dbg.recording.planned import Applied
 
 _OPTIMIZER: Any = Optimizer
 """Its __init__ is wrapped: torch has hooks for an optimizer's steps, none for its making."""
@@ -42,7 +43,7 @@ def arm(options: str, tell: Callable[[str], None]) -> Search:
         tell: takes a line for the launcher.
     """
     _allow_graph_breaks()
-    search = Search(Attacher(json.loads(options), tell))
+    search = Search(Attacher(json.loads(options), tell, lambda: search.models()))
     search.start()
     return search
 
@@ -93,6 +94,10 @@ class Search:
     def stop(self) -> None:
         """Watch no more."""
         _OPTIMIZER.__init__ = self._original
+
+    def models(self) -> list[nn.Module]:
+        """Those known so far, called or not."""
+        return [_inside(model) for ref in self._known if (model := ref()) is not None]
 
     def optimizer_made(self, optimizer: Optimizer) -> None:
         """Wait for the first call of each model that it trains and that is not known yet."""
@@ -150,67 +155,75 @@ def _owners(parameters: set[int]) -> list[nn.Module]:
     return [module for module in outer if any(id(p) in parameters for p in module.parameters())]
 
 
+def _inside(model: nn.Module) -> nn.Module:
+    """Attached to inside, torch.compile has not compiled anything yet."""
+    while isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+        model = inner
+    return model
+
+
 class Attacher:
     """Attaches to one model after another: the first is recorded in ``out``, the next in ``out-2`` and so on.
 
     Args:
         options: those of ``launch.Options``; ``out`` and ``fallback`` (a file or None) must be among them.
         tell: takes a line for the launcher.
+        known: the models that are or will be trained, as far as they are known.
     """
 
-    def __init__(self, options: dict[str, Any], tell: Callable[[str], None]) -> None:
-        self._options, self._tell, self._attached = options, tell, 0
+    def __init__(
+        self,
+        options: dict[str, Any],
+        tell: Callable[[str], None],
+        known: Callable[[], list[nn.Module]] = list,
+    ) -> None:
+        self._options, self._tell, self._known, self._attached = options, tell, known, 0
 
     def __call__(self, model: nn.Module) -> None:
-        """Apply the plan, if there is one, and attach; a model without a layer that can be recorded is passed over."""
-        while isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
-            model = inner  # attached to inside, torch.compile has not compiled anything yet
+        """Apply the plan, if there is one, and attach; a model without a layer that can be recorded is passed over.
+
+        Raises:
+            SystemExit: the plan cannot be applied; whoever asks for one wants no training without it.
+        """
+        model = _inside(model)
         adapters = import_module("fp8dbg.hooks").adapters()
         if not any(adapter.claims(module) for module in model.modules() for adapter in adapters):
             return
+        applied = self._planned(model)
         self._attached += 1
         try:
-            self._attach(model, self._options["out"] + (f"-{self._attached}" if self._attached > 1 else ""))
+            self._attach(model, self._options["out"] + (f"-{self._attached}" if self._attached > 1 else ""), applied)
         except Exception as error:
             self._tell("failed " + " ".join(f"{type(error).__name__}: {error}".split()))
             raise
 
-    def _attach(self, model: nn.Module, path: str) -> None:
+    def _planned(self, model: nn.Module) -> Applied | None:
+        file = self._options["fallback"]
+        if not file:
+            return None
+        try:
+            applied = planned.apply(file, model, self._known)
+        except Exception as error:
+            detail = " ".join(f"The fallback plan {file} cannot be applied, so nothing is trained: {error}".split())
+            self._tell(f"failed {detail}")
+            logger.error("fp8dbg: %s", detail, exc_info=os.environ.get("FP8DBG_DEBUG") == "1")
+            raise SystemExit(UsageError.exit_code) from error
+        for word in applied.words():
+            self._tell(word)
+        return applied
+
+    def _attach(self, model: nn.Module, path: str, applied: Applied | None) -> None:
         from fp8dbg.recording.attach import attach
 
-        plan = self._options["fallback"]
-        said, applied = _apply(plan, model) if plan else ([], True)
         names = ("recipe", "every", "layers", "first_step", "limits", "trigger_dump")
         asked = {name: self._options[name] for name in names if name in self._options}
         session = attach(model, path, **asked)
-        for sentence in said:
-            session.recorder.event("config", None, sentence)
+        for event in applied.events() if applied else ():
+            session.recorder.event(*event)
         # With its model gone a session ends, and the layers it holds go too; multiprocessing's children that were
         # forked run no atexit.
         Finalize(None, weakref.finalize(model, session.close), exitpriority=0)
         self._tell(f"attached {path}")
-        if not applied:
-            self._tell(f"unplanned {path}: {' '.join(said[0].split())}")
-
-
-def _apply(file: str, model: nn.Module) -> tuple[list[str], bool]:
-    """Apply a plan; what came of it, and whether it holds: one that does not fit changes nothing and is logged."""
-    applied = False
-    try:
-        plan = Plan.from_json(Path(file).read_text(encoding="utf-8"))
-        missed = [str(said) for said in import_module("fp8dbg.hooks").apply_fallback(model, plan)]
-    except Exception as error:  # noqa: BLE001  the training goes on as it is
-        missed = [f"The fallback plan {file} is not applied ({type(error).__name__}: {error})."]
-    else:
-        applied = True
-        missed.insert(0, f"The fallback plan {file} is applied: {_layers(len({e.layer for e in plan.entries}))}.")
-    for sentence in missed:
-        logger.warning("fp8dbg: %s", sentence)
-    return missed, applied
-
-
-def _layers(count: int) -> str:
-    return "1 layer" if count == 1 else f"{count} layers"
 
 
 @contextlib.contextmanager
