@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from torch import nn
 
 from fp8dbg.errors import UsageError
+from fp8dbg.text import in_unicode
 
-__all__ = ["a_module", "legible", "texts", "whole"]
+__all__ = ["a_module", "texts", "whole"]
 
 
 def a_module(model: object) -> nn.Module:
@@ -36,7 +37,7 @@ def whole(name: str, value: object, least: int, most: int = (1 << 63) - 1) -> in
 
 
 def texts(name: str, value: object) -> tuple[str, ...]:
-    """One text or several, as several, each of them legible.
+    """One text or several, as several, each of them valid Unicode.
 
     Raises:
         UsageError: it is something else; ``name`` is the argument's.
@@ -44,9 +45,4 @@ def texts(name: str, value: object) -> tuple[str, ...]:
     several = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else None
     if several is None or not all(isinstance(one, str) for one in several):
         raise UsageError(f"{name}={value!r:.100} does not fit.", "Give a text or a list of texts.")
-    return tuple(map(legible, several))
-
-
-def legible(text: str) -> str:
-    """The text, as a layer's name is known by everywhere: a lone surrogate, which no file holds, as ``\\udc80``."""
-    return text.encode("utf-8", "backslashreplace").decode()
+    return tuple(map(in_unicode, several))

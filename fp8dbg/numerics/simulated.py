@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
 from fp8dbg.errors import UsageError
-from fp8dbg.numerics.arguments import a_module, legible
+from fp8dbg.numerics.arguments import a_module
 from fp8dbg.numerics.casting import OPERANDS
 from fp8dbg.numerics.fallbacks import Fallback, delayed_recipe, recipes_per_gemm
 from fp8dbg.numerics.recipes import GEMMS, Recipe, recipe_named
 from fp8dbg.numerics.scaling_state import STATE, DelayedScaling, Scale
 from fp8dbg.numerics.simulated_gemms import SimulatedGemms
+from fp8dbg.text import in_unicode
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -174,7 +175,7 @@ def simulate(model: Model, recipe: str | Recipe = "delayed", fallback: Fallback 
     """
     recipe = recipe_named(recipe)
     named = a_module(model).named_modules(remove_duplicate=False)
-    layers = {legible(name): module for name, module in named if type(module) in (nn.Linear, SimulatedLinear)}
+    layers = {in_unicode(name): module for name, module in named if type(module) in (nn.Linear, SimulatedLinear)}
     if not layers:
         raise UsageError(f"{type(model).__name__} has no nn.Linear to simulate.", "Simulate before wrapping the model.")
     chosen: dict[nn.Module, dict[str, Recipe]] = {}

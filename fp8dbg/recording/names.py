@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from fp8dbg.runs.files import in_unicode
+from fp8dbg.text import in_unicode
 
 if TYPE_CHECKING:
     from torch import nn

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from fp8dbg.runs.files import entries, escape, in_unicode, is_regular, parse_rank_folder, rank_folder, write_whole
+from fp8dbg.runs.files import entries, escape, is_regular, parse_rank_folder, rank_folder, write_whole
+from fp8dbg.text import in_unicode
 
 if TYPE_CHECKING:
     from torch import Tensor

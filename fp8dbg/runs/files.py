@@ -33,11 +33,6 @@ def escape(name: str) -> str:
     return text or "%"
 
 
-def in_unicode(text: str) -> str:
-    """The text as every file and program can hold it: a lone surrogate is written out, as ``\\udc80``."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
 def rank_folder(rank: int) -> str:
     """Name of a rank's folder below a table's: ``rank=00003``."""
     return f"rank={rank:05d}"

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from fp8dbg.errors import RunFolderError
-from fp8dbg.runs.files import in_unicode, is_regular, write_whole
+from fp8dbg.runs.files import is_regular, write_whole
 from fp8dbg.runs.schema import SCHEMA_VERSION
+from fp8dbg.text import in_unicode
 
 _LARGEST = 256 << 20
 """Bytes of run.json that are read at most: 1,000 layers with names of 200 kB fit."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fp8dbg.errors import UsageError
-from fp8dbg.runs.files import in_unicode
 from fp8dbg.runs.schema import GEMMS
+from fp8dbg.text import in_unicode
 
 VERSION = 1
 

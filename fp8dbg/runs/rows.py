@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fp8dbg.errors import UnknownNameError
-from fp8dbg.runs.files import in_unicode
 from fp8dbg.runs.schema import TABLES, arrow_schema
+from fp8dbg.text import in_unicode
 
 Row = Mapping[str, Any]
 
