@@ -118,7 +118,8 @@ class _Tap:
             self.owed.clear()
             remembered = None
         if self.recorder.sampled:
-            self.told.of(self.layers[0])
+            for layer in self.layers:
+                self.told.of(layer)
         for i, (layer, watch) in enumerate(zip(self.layers, self.watches, strict=True)):
             layer.remembered = remembered[i] if remembered is not None else None
             layer.call(watch, args, kwargs, output)

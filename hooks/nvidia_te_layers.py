@@ -51,19 +51,29 @@ class TeLayer(Layer):
         self._theirs: Any = None
         self._recipe: Recipe | None = None
         if int(getattr(module, "tp_size", 1)) > 1:  # type: ignore[arg-type, unused-ignore] # an int of theirs
-            mode: Any = getattr(module, "parallel_mode", None)
-            self.share(mode, bool(getattr(module, "sequence_parallel", False)))
+            self.share(self.parallel_mode(), bool(getattr(module, "sequence_parallel", False)))
+
+    def parallel_mode(self) -> str | None:
+        """How the weight is split over ranks: "row" or "column"."""
+        mode: Any = getattr(self.module, "parallel_mode", None)
+        return mode or None
 
     def share(self, mode: str | None, sequence_parallel: bool) -> None:
         """Note that the layer is one of several ranks': ``mode`` is "row" or "column".
 
-        A product of rows is reduced over ranks after the GEMM; under sequence parallelism input and output hold other
-        tokens, and what is gathered, current scaling casts with a scale for all ranks' tokens.
+        A product of rows, and the gradient that columns hand on, are summed up over ranks after the GEMM; under
+        sequence parallelism input and output hold other tokens, and what is gathered, current scaling casts with a
+        scale for all ranks' tokens.
         """
         self.shows_product = mode != "row"
+        self.shows_dgrad = mode != "column" or not self.shows_grad_input
         if sequence_parallel:
             self.gemms = ()
             self.gathered = {"column": "input", "row": "grad_output"}.get(mode or "")
+
+    def reduces(self) -> bool:
+        """Whether ranks whose parts of an operand are gathered agree on the scale of its cast."""
+        return True
 
     @property
     def recipe(self) -> Recipe | None:
@@ -204,6 +214,12 @@ _REDUCED = (
     "figures here are for this rank's own. The ranks' rows together hold that amax."
 )
 
+_APART = (
+    "Its {} is gathered from several ranks; each has cast its part with a scale of its own, and reads all of them with "
+    "that one: no group to reduce amaxes over was given as tensor_parallel_group. What that costs is not measured."
+)
+"""Transformer Engine 2.20's te.ops without that argument, although its documentation says that it means all ranks."""
+
 
 class Told:
     """What has been said of the run's recipes: each thing once a session, whatever the number of layers."""
@@ -217,7 +233,7 @@ class Told:
         recipe = layer.recipe
         unseen = layer.gathered is not None and (layer.shown is None or layer.gathered == "grad_output")
         if unseen and recipe is not None and recipe.name in _ONE_SCALE:
-            self._say(layer.name, _REDUCED.format(layer.gathered))
+            self._say(layer.name, (_REDUCED if layer.reduces() else _APART).format(layer.gathered))
 
     def _say(self, layer: str | None, sentence: str | None) -> None:
         if sentence is not None and (layer, sentence) not in self._said:

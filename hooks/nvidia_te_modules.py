@@ -44,6 +44,10 @@ class Fc1(NormedLinear):
     from_debug = ("activation", "output", "gradient", "dgrad", "wgrad")
     kept_as = "fc1_weight"
 
+    def parallel_mode(self) -> str | None:
+        """Where the module is split over ranks, this is its part by columns."""
+        return "column" if getattr(self.module, "set_parallel_mode", False) else None
+
     def call(self, watch: Watch, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         """Hand a call over; what debug mode shows of its backward finds it."""
         if self.shown is None or self.shown_in_forward("output") is None:
@@ -69,6 +73,10 @@ class Fc2(TeLayer):
     bias_name = "fc2_bias"
     from_debug = ("activation", "dgrad")
     kept_as = "fc2_weight"
+
+    def parallel_mode(self) -> str | None:
+        """Where the module is split over ranks, this is its part by rows."""
+        return "row" if getattr(self.module, "set_parallel_mode", False) else None
 
     def pick(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> tuple[Any, Any]:
         """The module's output, and no input but what debug mode shows."""

@@ -58,6 +58,14 @@ class OperationLayer(TeLayer):
         """Before its first forward nobody knows which GEMMs will run in BF16."""
         return super().facts() | ({} if self.called else {"bf16_gemms": []})
 
+    def reduces(self) -> bool:
+        """Version 2.8 asks its quantizers to reduce; 2.20 only where it is given a group."""
+        own: Any = self.module
+        if own.tensor_parallel_group is not None:
+            return True
+        quantizer = own.get_quantizer("forward" if self.gathered == "input" else "backward", 0)
+        return bool(getattr(quantizer, "with_amax_reduction", False))
+
     def run_by(self, operation: Any, output: Any) -> None:
         """Notice what runs this call, which may add a bias, and whether what it hands on is the product."""
         self.called = True

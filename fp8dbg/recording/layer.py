@@ -47,6 +47,8 @@ class Layer:
     """Beginnings of the names of nodes between an output and its GEMM that hand gradients on unchanged."""
     shows_product: bool = True
     """Whether the output that ``pick`` finds is the GEMM's own: not where ranks' parts are summed up after it."""
+    shows_dgrad: bool = True
+    """Whether grad_input, where it is found, is the GEMM's own, likewise."""
 
     def __init__(self, name: str, module: nn.Module, path: str = "") -> None:
         self.name, self.module, self.path = name, module, path or name

@@ -105,7 +105,7 @@ class Shadows:
         waiting = self._waiting.pop(gemm, None)
         if waiting is None:
             return
-        if real is None:
+        if real is None or (gemm == "dgrad" and not self._probe.layer.shows_dgrad):
             self._probe.emit("gemms", waiting.row)
             return
         taken = (_matrix(real) if gemm == "dgrad" else real.t()).index_select(0, waiting.rows.to(real.device))
