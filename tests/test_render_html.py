@@ -14,6 +14,7 @@ from fp8dbg.analysis.run import open_run
 from fp8dbg.analysis.summary import summarise
 from fp8dbg.errors import UsageError
 from fp8dbg.render.cards import CHART_TITLES, CHARTS_OF
+from fp8dbg.render.evidence_table import evidence_table
 from fp8dbg.render.html import charts, write_report
 from fp8dbg.render.markup import Heading, number, table
 from fp8dbg.render.page_data import PageData
@@ -21,6 +22,7 @@ from fp8dbg.render.page_words import false_alarm, fingerprint
 from fp8dbg.runs.folder import RunWriter
 from fp8dbg.runs.queries import ask
 from tests.pages import HOSTILE, faulted, hostile
+from tests.test_analysis_finding import finding
 
 
 def test_the_page_lies_in_the_run_folder_by_default(tmp_path: Path) -> None:
@@ -118,3 +120,29 @@ def test_cards_name_charts_and_verdicts_that_exist() -> None:
     assert set(CHARTS_OF) <= {verdict.CODE for verdict in VERDICTS}
     assert {name for names in CHARTS_OF.values() for name in names} <= set(charts())
     assert set(CHART_TITLES) == set(charts())
+
+
+HISTORY = {"layer": "up", "first_step": 0, "last_step": 499, "rows": 500, "rows_at_one": 1, "high_reach": 8.81}
+
+
+def test_the_history_of_an_amax_is_told_under_names_that_say_what() -> None:
+    """Of one that clips, how far it reached; its scale's start and the record's own steps are left out."""
+    evidence = [{**HISTORY, "highest_reach": 12.6, "highest_at": 428, "margin_needed": 5}]
+    clips = evidence_table(finding("saturation", layer="up", evidence=evidence))
+    told = ("usual scale x amax <log2>", "largest scale x amax <log2>", "largest at step", "margin that holds it")
+    assert headings(clips) == list(told)
+    frozen = headings(evidence_table(finding("frozen_scale", layer="up", evidence=evidence)))
+    assert frozen[:4] == ["first step", "last step", "amaxes recorded", "amaxes under a scale of 1"]
+
+
+def test_what_verdicts_reckon_with_is_not_shown() -> None:
+    """Positions among the sampled steps tell a reader nothing."""
+    row = {"figure": "rel_l2", "limit": 0.1, "first_step": 300, "before": 290, "position": 31, "total_steps": 51}
+    shown = headings(evidence_table(finding("outlier", evidence=[row])))
+    assert shown == ["figure", "limit", "first step", "last step without it"]
+
+
+def headings(table: str) -> list[str]:
+    """A table's titles, units in angle brackets."""
+    cells = re.findall(r"<th(?: class=\"n\")?>(.*?)</th>", table)
+    return [re.sub(r'<span class="unit">(.*?)</span>', r"<\1>", cell) for cell in cells]

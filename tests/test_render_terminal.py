@@ -12,6 +12,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from fp8dbg.analysis.plan import Plan
 from fp8dbg.analysis.run import open_run
 from fp8dbg.analysis.summary import Summary, summarise
 from fp8dbg.render.terminal import report
@@ -69,6 +70,25 @@ def test_a_faulted_run_says_what_where_since_when_and_what_to_do(
     assert re.search(r"layers\.2\.down +fprop, wgrad", plan)
     assert re.search(r"layers\.2\.up +fprop, dgrad", plan)
     assert "Not seen: The disk was full." in text
+
+
+def test_the_verdicts_of_the_table_can_be_looked_up(summaries: dict[str, tuple[Summary, list[str]]]) -> None:
+    """Their codes, worst first, each once, under the findings; and what a mark in a trend means, where there is one."""
+    summary, lines = summaries["faulted"]
+    assert re.search(r"^docs/verdicts\.md explains outlier, coverage$", printed((summary, lines)), re.MULTILINE)
+    broken = printed((summary, ["▁▁!!", *lines[1:]]))
+    assert re.search(r"^! is NaN or Inf; docs/verdicts\.md explains outlier, coverage$", broken, re.MULTILINE)
+    assert "verdicts.md" not in printed(summaries["healthy"])
+
+
+def test_a_plan_of_more_than_bf16_is_not_headed_bf16_alone(summaries: dict[str, tuple[Summary, list[str]]]) -> None:
+    """A layer that gets another recipe says so, and so does the heading."""
+    summary, lines = summaries["faulted"]
+    first, *rest = summary.plan.entries
+    mixed = Plan((replace(first, recipe="mxfp8"), *rest))
+    text = printed((replace(summary, plan=mixed), lines))
+    assert "Keep in BF16, or as said (fallback plan):" in text
+    assert re.search(rf"{first.layer} +{', '.join(first.gemms)} -> mxfp8", text)
 
 
 def test_a_healthy_run_is_said_to_be_healthy(summaries: dict[str, tuple[Summary, list[str]]]) -> None:

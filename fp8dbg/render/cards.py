@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from fp8dbg.analysis.finding import Finding
-from fp8dbg.render.markup import Heading, definitions, escaped, named, number, prose, section, table
+from fp8dbg.render.evidence_table import evidence_table
+from fp8dbg.render.markup import definitions, escaped, named, number, prose, section
 
 _MOST_FINDINGS = 40
 _OPEN_FINDINGS = 3
@@ -80,33 +80,8 @@ def _words(finding: Finding, layer: int | None, false_alarm: str) -> str:
     link = f'<a class="explore" href="#t/{layer}/{name}">Explore this tensor</a>' if layer is not None and name else ""
     said = definitions([("What", prose(finding.summary)), ("What to do", prose(finding.remedy)), ("", link)])
     reasons = [("Why this limit", prose(finding.basis)), ("False alarm when", escaped(false_alarm))]
-    why = definitions([*reasons, ("Verdict", f"{escaped(finding.code)}, as docs/verdicts.md has it")])
-    return f"<div>{said}</div><div>{why}</div>{_evidence(finding)}"
-
-
-def _evidence(finding: Finding) -> str:
-    told = [row for row in finding.evidence if "figure" in row] or finding.evidence
-    rows = [{k: v for k, v in row.items() if _plain(v)} for row in told[:12]]
-    keys = [k for k in dict.fromkeys(k for row in rows for k in row) if _tells(k, rows, finding)]
-    if not keys:
-        return ""
-    headings = [Heading(k, k.replace("_", " "), form=_form(k, rows)) for k in keys[:14]]
-    return f'<div class="wide">{table(headings, rows)}</div>'
-
-
-def _tells(key: str, rows: Sequence[Mapping[str, Any]], finding: Finding) -> bool:
-    """Whether a column says what the card does not say already."""
-    values = {row.get(key) for row in rows}
-    known = {None, getattr(finding, key, None)} if key in ("layer", "tensor", "gemm", "what_if") else {None}
-    return not values <= known
-
-
-def _plain(value: Any) -> bool:
-    return value is None or isinstance(value, (bool, int, float, str))
-
-
-def _form(key: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    return "number" if any(isinstance(row.get(key), (int, float)) for row in rows) else "text"
+    why = definitions([*reasons, ("Verdict", f"{escaped(finding.code)}, in docs/verdicts.md")])
+    return f"<div>{said}</div><div>{why}</div>{evidence_table(finding)}"
 
 
 def _charts(finding: Finding, layer: int | None) -> str:

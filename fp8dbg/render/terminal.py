@@ -14,6 +14,7 @@ from fp8dbg.analysis.finding import Finding
 from fp8dbg.analysis.spikes import worst_of
 from fp8dbg.analysis.wording import listed, percent
 from fp8dbg.render.names import clipped, shorten
+from fp8dbg.render.trends import NOT_FINITE
 
 if TYPE_CHECKING:
     from fp8dbg.analysis.summary import Summary
@@ -64,7 +65,7 @@ def report(summary: Summary, console: Console, trends: Sequence[str] = ()) -> No
 def _room(summary: Summary, width: int, lines: int) -> Room:
     """Shares out the lines that are left, after the headings of the parts that there are."""
     sentences = _unseen_sentences(summary)
-    lines -= 2 * bool(summary.findings) + 2 * bool(summary.plan) + bool(sentences)
+    lines -= 3 * bool(summary.findings) + 2 * bool(summary.plan) + bool(sentences)
     plan = min(len(summary.plan.entries), max(3, lines // 3))
     least = min(len(summary.findings), 3)
     wanted = sum(len(_wrapped(sentence, width, MOST_OF_A_SENTENCE)) for sentence in sentences)
@@ -112,7 +113,7 @@ def _facts(summary: Summary, width: int) -> list[Text]:
 
 
 def _findings(findings: Sequence[Finding], trends: Sequence[str], width: int, room: int) -> list[Text]:
-    """A line each, and one that counts the rest."""
+    """A line each, one that counts the rest, and where the verdicts are explained."""
     if not findings:
         return []
     shown = findings if len(findings) <= room else findings[: room - 1]
@@ -121,7 +122,10 @@ def _findings(findings: Sequence[Finding], trends: Sequence[str], width: int, ro
     rows = [_row(finding, trend, columns) for finding, trend in zip(shown, padded, strict=False)]
     more = len(findings) - len(shown)
     rest = [Text(f"and {more} more; report.html and --json have them all", style="dim")] if more else []
-    return [Text(""), _heading(columns), *rows, *rest]
+    codes = ", ".join(dict.fromkeys(finding.code for finding in shown))
+    broken = f"{NOT_FINITE} is NaN or Inf; " if any(NOT_FINITE in trend for trend in trends) else ""
+    legend = Text(clipped(f"{broken}docs/verdicts.md explains {codes}", width), style="dim")
+    return [Text(""), _heading(columns), *rows, *rest, legend]
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +200,8 @@ def _plan(summary: Summary, width: int, room: int) -> list[Text]:
     ]
     more = len(entries) - len(shown)
     rest = [Text(f"  and {more} more", style="dim")] if more else []
-    return [Text(""), Text("Keep in BF16 (fallback plan):", style="bold"), *rows, *rest]
+    what = "Keep in BF16" if all(entry.recipe == "bf16" for entry in entries) else "Keep in BF16, or as said"
+    return [Text(""), Text(f"{what} (fallback plan):", style="bold"), *rows, *rest]
 
 
 def _unseen(summary: Summary, width: int, room: int) -> list[Text]:
