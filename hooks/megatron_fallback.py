@@ -14,6 +14,7 @@ _RECIPES = {
     "mxfp8": "fp8_quantization_recipe: mxfp8",
     "nvfp4": "fp4_quantization_recipe: nvfp4",
 }
+_EXPERT = re.compile(r"\.gemm_\d+$")
 _LAYER_NUMBER = re.compile(r"(?<=\bdecoder\.layers\.)\d+")
 
 
@@ -26,14 +27,14 @@ def write_fallback(plan: plans.Plan, stages: Sequence[int] = (), model_layers: C
         model_layers: every linear layer of the model, if whole decoder layers at either end should also be given as
             --first-last-layers-bf16.
 
-    Megatron switches whole modules: a plan for some GEMMs keeps the module's other GEMMs in BF16 too, and says so.
-    A recipe that the file cannot name is said in a comment and the layer left as it is.
+    Megatron switches whole modules: a plan for some GEMMs keeps the module's other GEMMs in BF16 too, one for an
+    expert of a grouped linear all its experts, and says so. A recipe that the file cannot name is said in a comment and the layer left as it is.
     """
     names: dict[str, str] = {}
     matchers, notes = [], []
-    for number, (layer, recipes) in enumerate(plans.by_layer(plan).items(), 1):
+    for number, (layer, (recipes, experts)) in enumerate(_by_module(plan).items(), 1):
         recipe, note = _recipe_of(layer, recipes)
-        notes += note
+        notes += note + plans.comment(experts)
         if recipe is None:
             continue
         pattern, hit = _local(layer, stages)
@@ -49,6 +50,20 @@ def write_fallback(plan: plans.Plan, stages: Sequence[int] = (), model_layers: C
         *notes,
     ]
     return plans.text_of([*lines, *_mapping("configs", configs), *_mapping("matchers", matchers)])
+
+
+def _by_module(plan: plans.Plan) -> dict[str, tuple[plans.Recipes, str]]:
+    """Module -> its recipes by GEMM, and what must be said where its experts are layers of their own: it is one."""
+    modules: dict[str, tuple[plans.Recipes, list[str]]] = {}
+    for layer, recipes in plans.by_layer(plan).items():
+        module = _EXPERT.sub("", layer)
+        merged, experts = modules.setdefault(module, ({}, []))
+        merged.update({g: label for g, label in recipes.items() if merged.get(g) != "bf16"})
+        experts += [layer.removeprefix(f"{module}.")] if module != layer else []
+    return {
+        module: (merged, f"{module}: {', '.join(experts)} planned; all its experts go together." if experts else "")
+        for module, (merged, experts) in modules.items()
+    }
 
 
 def _mapping(name: str, lines: list[str]) -> list[str]:

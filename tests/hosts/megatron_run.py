@@ -38,6 +38,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--recompute", action="store_true")
     parser.add_argument("--exact", action="store_true", help="in Transformer Engine's debug mode")
     parser.add_argument("--lone-layer", help="layer whose amaxes are not reduced over the ranks")
+    parser.add_argument("--precision-file", type=Path, help="what --te-precision-config-file would be given")
     parser.add_argument("--bf16-layer", action="append", default=[], help="layer that a plan keeps in BF16")
     return parser.parse_args()
 
@@ -74,6 +75,10 @@ def model_of(args: argparse.Namespace) -> torch.nn.Module:
         "recompute_method": "uniform",
         "recompute_num_layers": 1,
     }
+    if args.precision_file:
+        from megatron.core.quantization.utils import load_quantization_recipe
+
+        fp8["quant_recipe"] = load_quantization_recipe(str(args.precision_file))
     config = TransformerConfig(
         num_layers=2,
         hidden_size=64,

@@ -171,6 +171,19 @@ def test_megatron_yaml_picks_exactly_the_planned_modules(te: Any, tmp_path: Path
     assert "all three of its GEMMs go to bf16" in text.replace("\n#  ", "")
 
 
+def test_megatron_yaml_takes_the_experts_of_a_module_together(te: Any, tmp_path: Path) -> None:
+    """A grouped linear is one module of Megatron's: its experts' names match nothing there, its own does."""
+    experts = "decoder.layers.1.mlp.experts.linear_fc2"
+    plan = Plan((Entry(f"{experts}.gemm_3", ("dgrad",)), Entry(f"{experts}.gemm_0", ALL, "mxfp8"), Entry("a.gemm_1x")))
+    text = megatron_fallback.write_fallback(plan)
+    recipe = load_megatron(text, tmp_path)
+    assert [matcher.pattern for matcher in recipe.matchers] == [experts, "a.gemm_1x"]
+    assert megatron_config(recipe, experts) == {}
+    said = text.replace("\n#  ", "")
+    assert f"{experts}: gemm_3, gemm_0 planned; all its experts go together." in said
+    assert "all three of its GEMMs go to bf16" in said
+
+
 def test_megatron_recipes_are_ones_it_accepts(te: Any, tmp_path: Path) -> None:
     """Every recipe this file can name passes TEQuantizationParams' own check; delayed is refused in a sentence."""
     need("megatron.core")

@@ -16,9 +16,11 @@ from torch import nn
 
 import fp8dbg
 from fp8dbg.analysis.finding import Finding
+from fp8dbg.hooks.megatron_fallback import write_fallback
 from fp8dbg.hooks.megatron_names import global_names
 from tests.hosts.conftest import need
 from tests.hosts.runs import rows
+from tests.hosts.test_fallback_text import Entry, Plan
 
 ROOT = Path(__file__).parents[2]
 LINEARS = ("self_attention.linear_qkv", "self_attention.linear_proj", "mlp.linear_fc1", "mlp.linear_fc2")
@@ -173,6 +175,17 @@ def test_a_plan_is_applied_by_megatron_names(tmp_path: Path) -> None:
         tmp_path, f"select distinct recipe, what_if from tensors where layer = '{layer}' and recipe is not null"
     )
     assert [row["what_if"] for row in found] == ["delayed"]
+
+
+def test_the_precision_file_keeps_exactly_the_planned_layers(tmp_path: Path) -> None:
+    """What is written for --te-precision-config-file, taken by the model as Megatron does: no others are in BF16."""
+    planned = {"decoder.layers.0.mlp.linear_fc1", "decoder.layers.1.self_attention.linear_proj"}
+    file = tmp_path / "precision.yaml"
+    file.write_text(write_fallback(Plan(tuple(map(Entry, sorted(planned))))))
+    result = run(tmp_path / "run", "--recipe", "delayed", "--precision-file", str(file))[0]
+    assert {key.split(":")[0] for key in result["casts"]} == LAYERS - planned
+    found = rows(tmp_path / "run", "select distinct layer from tensors where what_if is null and recipe is not null")
+    assert {row["layer"] for row in found} == LAYERS - planned
 
 
 def test_names_are_global_on_a_later_pipeline_stage() -> None:
