@@ -28,7 +28,8 @@ def write_fallback(plan: plans.Plan, stages: Sequence[int] = (), model_layers: C
             --first-last-layers-bf16.
 
     Megatron switches whole modules: a plan for some GEMMs keeps the module's other GEMMs in BF16 too, one for an
-    expert of a grouped linear all its experts, and says so. A recipe that the file cannot name is said in a comment and the layer left as it is.
+    expert of a grouped linear all its experts, and says so. A recipe that the file cannot name is said in a comment
+    and the layer left as it is.
     """
     names: dict[str, str] = {}
     matchers, notes = [], []
