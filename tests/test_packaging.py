@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -66,6 +67,21 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     (Path(site) / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
     return scripts
+
+
+def test_a_script_beside_the_checkout_imports_what_is_in_it(tmp_path: Path) -> None:
+    """Installed as ./dev does: the folder of the checkout, called fp8dbg too, is not taken for the package."""
+    source, environment = tmp_path / "fp8dbg", tmp_path / "environment"
+    shutil.copytree(ROOT, source, symlinks=True, ignore=LEFT_BEHIND)
+    venv.create(environment, symlinks=True, with_pip=False)
+    python = environment / "bin" / "python"
+    site = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=environment).strip()
+    (Path(site) / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    (settings,) = re.findall(r"--config-settings (\S+) -e", (ROOT / "dev").read_text(encoding="utf-8"))
+    options = ("-q", "--no-deps", "--no-index", "--no-build-isolation", "--config-settings", settings)
+    run(sys.executable, "-m", "pip", "--python", python, "install", *options, "-e", source, cwd=environment)
+    (tmp_path / "script.py").write_text("import fp8dbg; print(fp8dbg.__file__)")
+    assert run(python, "-E", "script.py", cwd=tmp_path).strip() == str(source / "fp8dbg" / "__init__.py")
 
 
 def names(wheel: Path) -> set[str]:
