@@ -68,6 +68,8 @@ def test_plan_as_fallback_is_what_simulate_takes() -> None:
     """layer -> GEMM -> recipe."""
     plan = Plan((PlanEntry("up", ("fprop", "dgrad"), "block"),))
     assert plan.as_fallback() == {"up": {"fprop": "block", "dgrad": "block"}}
+    mixed = Plan((*plan.entries, PlanEntry("up", ("wgrad",))))
+    assert mixed.as_fallback() == {"up": {"fprop": "block", "dgrad": "block", "wgrad": "bf16"}}
     assert plan
     assert not Plan()
 

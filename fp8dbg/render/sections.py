@@ -72,7 +72,7 @@ def _plan(plan: Plan) -> str:
     entries = [f" {_json(layer)}: {_json(gemms)}" for layer, gemms in plan.as_fallback().items()]
     fallback = "{\n" + ",\n".join(entries) + "\n}"
     return (
-        '<div class="copy"><p class="note">Fallback plan: what to take out of FP8, as '
+        '<div class="copy"><p class="note">Fallback plan: what to take out of the run\'s recipe, as '
         "<code>fp8dbg.simulate(model, fallback=...)</code> takes it.</p>"
         f'<div><pre id="fallback" tabindex="0">{escaped_lines(fallback)}</pre>'
         '<button type="button" data-copies="fallback">Copy</button></div></div>'

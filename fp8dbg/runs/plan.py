@@ -34,8 +34,11 @@ class Plan:
         return bool(self.entries)
 
     def as_fallback(self) -> dict[str, dict[str, str]]:
-        """layer -> GEMM -> recipe, as ``fp8dbg.simulate(fallback=)`` takes it."""
-        return {entry.layer: dict.fromkeys(entry.gemms, entry.recipe) for entry in self.entries}
+        """layer -> GEMM -> recipe, as ``fp8dbg.simulate(fallback=)`` takes it; of two entries the later."""
+        layers: dict[str, dict[str, str]] = {}
+        for entry in self.entries:
+            layers.setdefault(entry.layer, {}).update(dict.fromkeys(entry.gemms, entry.recipe))
+        return layers
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; ``from_dict`` reads it back."""
