@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -33,3 +35,21 @@ def test_a_measured_tensor_can_still_be_freed_by_resizing_its_storage(recipe: st
     shadow("fprop", x, weight, recipe_named(recipe))
     for tensor in (x, weight):
         tensor.untyped_storage().resize_(0)
+
+
+@pytest.mark.parametrize(("threads", "callers"), [(8, 1), (2, 3)])
+def test_counts_survive_the_workers_next_part(threads: int, callers: int) -> None:
+    """A worker that takes two parts, of one tensor or of two callers', does not count the second over the first."""
+    tensors = [torch.full((1 << 23,), float(i + 1)).bfloat16() for i in range(callers)]
+    for x in tensors:  # every part of another value
+        x.view(8, -1).mul_(2.0 ** torch.arange(8)[:, None])
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with ThreadPoolExecutor(callers) as pool:
+            found = [list(pool.map(lambda x: measure(x).histogram, tensors)) for _ in range(5)]
+    finally:
+        torch.set_num_threads(before)
+    for histograms in found:
+        for i, histogram in enumerate(histograms):
+            assert histogram == {"exponent": (i + 1).bit_length() - 1, "counts": [1 << 20] * 8, "codes": None}

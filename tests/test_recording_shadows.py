@@ -71,3 +71,25 @@ def test_layers_that_share_an_input_share_its_copy_until_it_changes(tmp_path: Pa
         row["rms"] for row in table(tmp_path, "select rms from tensors where tensor = 'input' order by layer")
     )
     assert first == second == pytest.approx(third / 4, rel=1e-6)
+
+
+def test_two_sessions_do_not_share_the_memory_of_a_copied_input(tmp_path: Path) -> None:
+    """Two models recorded in one thread by turns: a layer gets no copy that the other session has written over."""
+    one, other = (nn.ModuleDict({"q": nn.Linear(32, 32), "k": nn.Linear(32, 32)}) for _ in range(2))
+    small, large = torch.randn(16, 32), 1000 * torch.randn(16, 32)
+    recipe = recipe_named("current")
+    folders = tmp_path / "one", tmp_path / "other"
+    with (
+        fp8dbg.attach(one, folders[0], every=1, recipe=recipe, rows=16) as run,
+        fp8dbg.attach(other, folders[1], every=1, recipe=recipe, rows=16),
+        torch.autocast("cpu", torch.bfloat16),
+    ):
+        outputs = [one["q"](small), other["q"](large), one["k"](small), other["k"](large)]
+        sum(out.float().sum() for out in outputs).backward()
+        run.step()
+    for model, x, folder in ((one, small, folders[0]), (other, large, folders[1])):
+        rows = table(folder, "select layer, rel_l2 from gemms where gemm = 'fprop' order by layer")
+        for row, layer in zip(rows, ("k", "q"), strict=True):
+            weight = model[layer].weight
+            whole = gemm_figures(*shadow("fprop", x.bfloat16(), weight.detach().bfloat16(), recipe))  # type: ignore[operator]
+            assert row == {"layer": layer, "rel_l2": pytest.approx(whole.rel_l2, rel=1e-3)}

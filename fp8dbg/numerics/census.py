@@ -13,7 +13,7 @@ import torch
 from fp8dbg.errors import UsageError
 from fp8dbg.numerics.census_kernels import count_codes, largest_magnitude, repeats_itself
 from fp8dbg.numerics.code_census import CODES, CodeCensus
-from fp8dbg.numerics.compiled import share_out
+from fp8dbg.numerics.compiled import parts_of, share_out
 from fp8dbg.numerics.figures import Census, QuantFigures
 from fp8dbg.numerics.memory import array_of, scratch
 from fp8dbg.numerics.stream import Stream
@@ -93,12 +93,15 @@ def _count_on_host(flat: torch.Tensor, empty: Callable[..., torch.Tensor]) -> An
     lanes = 4 if repeats_itself(words) else 1
 
     dtype: type[np.integer[Any]] = np.uint32 if codes.size < 2**32 else np.int64
+    # Handed out here: memory of a worker's own would be its next part's before these counts are added up.
+    tables = list(empty((parts_of(words.size, _WORDS_PER_THREAD), lanes, CODES), dtype=torch.int32))
 
     def count(start: int, stop: int) -> AnyCounts:
         first = min(start + _LARGEST_PART, stop)
-        counts = _count_words(words[start:first], lanes, empty).astype(dtype, copy=False)
+        counts = _count_words(words[start:first], tables.pop()).astype(dtype, copy=False)
         for i in range(first, stop, _LARGEST_PART):
-            counts += _count_words(words[i : min(i + _LARGEST_PART, stop)], lanes, torch.empty)
+            more = torch.empty((lanes, CODES), dtype=torch.int32)
+            counts += _count_words(words[i : min(i + _LARGEST_PART, stop)], more)
         return counts
 
     counts, *others = share_out(count, words.size, _WORDS_PER_THREAD)
@@ -108,11 +111,11 @@ def _count_on_host(flat: torch.Tensor, empty: Callable[..., torch.Tensor]) -> An
     return counts
 
 
-def _count_words(words: AnyCounts, lanes: int, empty: Callable[..., torch.Tensor]) -> AnyCounts:
-    """Counts of the codes in at most ``_LARGEST_PART`` words, uint32, in the memory given."""
-    table = array_of(empty((lanes, CODES), dtype=torch.int32)).view(np.uint32)
+def _count_words(words: AnyCounts, memory: torch.Tensor) -> AnyCounts:
+    """Counts of the codes in at most ``_LARGEST_PART`` words, uint32, in the memory given, int32 [lanes, codes]."""
+    table = array_of(memory).view(np.uint32)
     table[:] = 0
-    count_codes(words, table.reshape(-1), np.uint64(CODES * (lanes > 1)))
+    count_codes(words, table.reshape(-1), np.uint64(CODES * (len(table) > 1)))
     counts: AnyCounts = table[0]
     for lane in table[1:]:
         counts += lane

@@ -57,12 +57,17 @@ def threads() -> int:
     return max(1, min(torch.get_num_threads(), 16))
 
 
+def parts_of(size: int, smallest: int) -> int:
+    """Into how many parts ``share_out`` cuts."""
+    return max(1, min(threads(), size // smallest))
+
+
 def share_out(work: Callable[[int, int], T], size: int, smallest: int) -> Sequence[T]:
     """``work(start, stop)`` over ``range(size)`` in contiguous parts of at least ``smallest``; results in order.
 
     The caller's thread does the last part, so a small size costs no hand-over.
     """
-    parts = max(1, min(threads(), size // smallest))
+    parts = parts_of(size, smallest)
     bounds = [size * i // parts for i in range(parts + 1)]
     try:
         others = [_workers().submit(work, *bounds[i : i + 2]) for i in range(parts - 1)]

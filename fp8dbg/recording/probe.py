@@ -6,13 +6,12 @@ import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from fp8dbg.numerics.census import census
 from fp8dbg.numerics.measurement import Measurement, measure_recipes, measure_results, read_back
-from fp8dbg.numerics.memory import scratch
 from fp8dbg.numerics.recipes import Recipe
+from fp8dbg.recording.copies import copied, version_of
 from fp8dbg.recording.extents import Amax, extent_of
 from fp8dbg.recording.guard import guarded
 from fp8dbg.recording.shadows import Shadows
@@ -44,37 +43,18 @@ class Probing:
     seed: int = 0
     kept_bytes: int = 1 << 20
     _last: tuple[weakref.ref[Tensor], object, list[Any], list[Measurement]] | None = field(default=None, repr=False)
-    _copied: tuple[weakref.ref[Tensor], object, Tensor] | None = field(default=None, repr=False)
-
-    def copy(self, role: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        """A CPU tensor in another dtype, until the role's next one; layers that read the same input share the work."""
-        memory = scratch(role)(tensor.shape, dtype=dtype)
-        if role != "input":
-            return memory.copy_(tensor)
-        if self._copied is not None:
-            original, version, copy = self._copied
-            same = original() is tensor and version == _version(tensor)
-            if same and copy.dtype == dtype and copy.data_ptr() == memory.data_ptr():
-                return copy
-        self._copied = weakref.ref(tensor), _version(tensor), memory.copy_(tensor)
-        return self._copied[2]
 
     def measured(self, original: Tensor, cast: Tensor, recipes: list[_Cast], role: str) -> list[Measurement]:
         """``cast`` under each recipe; layers that read the same ``original`` under the same scales share the work."""
         asked: list[Any] = [(recipe.label, scale, cast.dtype) for recipe, scale, _, _ in recipes]
         if role == "input" and self._last is not None:
             tensor, version, done, found = self._last
-            if tensor() is original and version == _version(original) and done == asked:
+            if tensor() is original and version == version_of(original) and done == asked:
                 return found
         found = measure_recipes(cast, [(recipe, None, scale) for recipe, scale, _, _ in recipes], role)
         if role == "input":
-            self._last = weakref.ref(original), _version(original), asked, found
+            self._last = weakref.ref(original), version_of(original), asked, found
         return found
-
-
-def _version(tensor: Tensor) -> object:
-    """Changes with every write in place; an inference tensor keeps no count of them, so its is never the same."""
-    return object() if tensor.is_inference() else tensor._version
 
 
 class Probe:
@@ -183,7 +163,7 @@ class Probe:
             return tensor.detach()
         if not tensor.is_cpu:
             return tensor.detach().to(self.call.dtype)
-        return self.probing.copy(role, tensor, self.call.dtype)
+        return copied(role, tensor, self.call.dtype)
 
     # Rows of ``tensors``.
 
