@@ -31,10 +31,10 @@ def build() -> nn.Module:
     return nn.Sequential(nn.Embedding(256, 16), nn.Flatten(), *hidden, nn.Linear(256, 256))
 
 
-def train(model: nn.Module, data: Tensor) -> float:
+def train(model: nn.Module, data: Tensor, seed: int = 1) -> float:
     """Mean loss of the last 20 steps."""
     optimizer, losses = torch.optim.AdamW(model.parameters(), 3e-3), []
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(seed)
     for _ in range(STEPS):
         at = torch.randint(len(data) - CONTEXT, (BATCH,), generator=generator)
         windows = data[at[:, None] + torch.arange(CONTEXT + 1)]

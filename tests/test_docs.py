@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 
@@ -16,6 +17,7 @@ from typer.main import get_command
 
 from fp8dbg.analysis.verdicts import VERDICTS
 from fp8dbg.cli import app
+from fp8dbg.recording.sampling import Settings
 from tests.demo_run import demo
 from tests.generated_docs import pages as generated
 from tests.generated_docs import titles
@@ -162,7 +164,8 @@ def test_the_commands_of_a_page_of_the_manual_run_in_order(shell: Path, page: Pa
         if command == "fp8dbg demo demo_run":
             continue
         code = re.search(r"# exit code (\d)$", command)
-        words = [sys.executable, "-m", *shlex.split(command, comments=True)]
+        named = [sys.executable if word == "python" else word for word in shlex.split(command, comments=True)]
+        words = [sys.executable, "-m", *named]
         done = subprocess.run(words, cwd=shell, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == (int(code[1]) if code else 0), f"{command}\n{done.stderr}"
         assert done.stdout, command
@@ -196,6 +199,12 @@ def test_a_title_of_a_report_leads_to_its_verdict(verdict: ModuleType) -> None:
     assert heading.startswith(f"## {verdict.CODE}: ")
     assert titles(verdict)
     assert all(title in heading for title in titles(verdict))
+
+
+def test_the_page_of_control_toml_has_every_key() -> None:
+    """And no key that a run would not follow."""
+    text = (ROOT / "docs" / "control.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(\w+)` \|", text, flags=re.MULTILINE) == [field.name for field in fields(Settings)]
 
 
 def test_the_manual_lists_every_page() -> None:

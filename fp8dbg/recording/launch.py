@@ -114,7 +114,8 @@ def launch(
     folders, failures = _after(words, "attached "), _after(words, "failed ")
     unplanned = _after(words, "unplanned ")
     missing = _missing(words, options.fallback) if folders else ()
-    said = [f"WARNING: {len(missing)} of the fallback plan's layers are in no model: {missing[0]}."] if missing else []
+    named = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+    said = [f"WARNING: layers of the fallback plan are in no model: {named}."] if missing else []
     said += [f"WARNING: not as planned: {sentence}" for sentence in unplanned[:1]]
     detail = " ".join(filter(None, [*said, _detail(words, folders, failures)]))
     return Outcome(code, folders, failures, detail, unplanned, missing)

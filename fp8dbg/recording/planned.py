@@ -77,7 +77,7 @@ def apply(file: str, model: nn.Module, others: Callable[[], Sequence[nn.Module]]
 def _refuse(wrong: Sequence[str], known: list[str]) -> None:
     if wrong:
         unknown = UnknownNameError("layer", wrong[0], known)
-        more = f" Nor are {len(wrong) - 1} more of the plan's." if len(wrong) > 1 else ""
+        more = f" Nor: {', '.join(wrong[1:4])}{', ...' if len(wrong) > 4 else ''}." if len(wrong) > 1 else ""
         raise UsageError(
             unknown.message + more,
             f"{unknown.hint} A program that makes its models one after another applies its plan itself: "
