@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from examples.faults.gallery import GALLERY, Case
 from tests.benchmarks.predicted import Prediction, print_predictions
 from tests.benchmarks.trials import Effect, Ledger, Trial
 
@@ -17,6 +18,21 @@ def test_effect_by_chance_steady_is_held_against_the_usual_noise() -> None:
     assert found["steady"].noise == found["a"].noise == pytest.approx((4 / 3) ** 0.5)
     assert found["b"].noise == pytest.approx(2 * (4 / 3) ** 0.5)
     assert not found["steady"].matters
+
+
+def test_jump_is_planted_once_there_are_scales_that_it_can_clip_against() -> None:
+    """On the first step a delayed scale is 1, and what is clipped is nothing; other faults begin with the trial."""
+    clipped = Trial(GALLERY["jump_everywhere"], Case("small", 0), orders=1)
+    assert clipped.loss() < clipped.loss(recipe=None) - 1.0
+    assert Trial(GALLERY["stale_scale"], Case("small", 0))._begins == 0
+
+
+def test_effect_differs_in_either_direction() -> None:
+    """A change that lowers the loss is one, too, but no cost."""
+    lower = Effect(-0.4, 0.1)
+    assert lower.differs
+    assert not lower.matters
+    assert not Effect(-0.2, 0.1).differs
 
 
 def test_ledger_measures_a_loss_once_and_keeps_it(tmp_path: Path) -> None:

@@ -144,13 +144,17 @@ def _losses(trial: Trial) -> str:
 
 
 def _print_others(trials: Iterable[Trial]) -> bool:
-    """What the recommended action recovers, where FP8 costs more than chance; whether that is enough."""
+    """What the recommended action recovers, where FP8 changes the loss by more than chance; whether that is enough.
+
+    A jump that FP8 clips makes the loss lower, not higher: it is the bad batch that costs, in BF16 all of it. What is
+    won back then is that FP8 does what BF16 does.
+    """
     good = True
     for trial in trials:
         advice = recommended(trial.fault, trial.case)
         action = advice.instead[0] if advice.instead else None
         said = "nothing" if action is None else action.kind + (f" ({action.recipe})" if action.recipe else "")
-        share = trial.recovered(_taken(trial, action).loss()) if action and trial.gap.matters else None
+        share = trial.recovered(_taken(trial, action).loss()) if action and trial.gap.differs else None
         print(
             f"{_losses(trial)}  {said}: {'within chance' if share is None else f'recovers {100 * share:.1f} %'}"
             f"; GEMMs in BF16: {len(planned(advice))}",

@@ -57,6 +57,11 @@ class Effect:
         """Whether it is beyond chance."""
         return self.mean > TIMES_NOISE * self.noise
 
+    @property
+    def differs(self) -> bool:
+        """Whether it is beyond chance in either direction."""
+        return abs(self.mean) > TIMES_NOISE * self.noise
+
 
 class Ledger:
     """Losses that were measured, kept in a file so that a long benchmark that ends early goes on where it was.
@@ -97,6 +102,11 @@ class Trial:
     def _start(self) -> Checkpoint:
         return trained(SIZES[self.case.size], self.case.seed)
 
+    @property
+    def _begins(self) -> int:
+        """The step that the fault begins on: a jump clips only against scales made before it, and where it counts."""
+        return STEPS // 2 if self.fault.code == "saturation" else 0
+
     @cached_property
     def gemms(self) -> list[Gemm]:
         """Every GEMM of the model, layers in execution order."""
@@ -109,7 +119,8 @@ class Trial:
         return [self._loss(order, kept, label) for order in self._orders]
 
     def _loss(self, order: int, kept: list[Gemm], recipe: str | None) -> float:
-        key = json.dumps([self.fault.name, self.case.size, self.case.seed, STEPS, order, recipe, kept])
+        begins = [self._begins] if self._begins else []
+        key = json.dumps([self.fault.name, self.case.size, self.case.seed, STEPS, order, recipe, kept, *begins])
         return self._ledger.get(key, lambda: self._trained_on(order, kept, recipe))
 
     def _trained_on(self, order: int, kept: list[Gemm], recipe: str | None) -> float:
@@ -118,11 +129,12 @@ class Trial:
             fallback.setdefault(layer, []).append(gemm)
         scene = resume(self._start, recipe, fallback)
         scene.batches.manual_seed(1000 * (order + 1) + self.case.seed)
-        undo = self.fault.plant(scene, self.case)
         losses = []
-        for _ in range(STEPS):
+        for step in range(STEPS):
+            undo = self.fault.plant(scene, self.case) if step == self._begins else None
             losses.append(scene.step())
-            undo = undo() if undo else None
+            if undo is not None:
+                undo()
         return fmean(losses[STEPS // 2 :])
 
     def loss(self, in_bf16: Collection[Gemm] = (), recipe: str | None = "") -> float:
@@ -137,7 +149,7 @@ class Trial:
     @cached_property
     def well(self) -> Trial:
         """The same without a fault: what is left of the gap then is what FP8 costs anyway."""
-        return self.with_fault(replace(self.fault, name="nothing", plant=lambda scene, case: None))
+        return self.with_fault(replace(self.fault, name="nothing", code="", plant=lambda scene, case: None))
 
     def with_fault(self, fault: Fault) -> Trial:
         """The same model with another fault, or the same one under another recipe."""
