@@ -52,7 +52,7 @@ def recommended(fault: Fault, case: Case) -> Recommendation:
     """What fp8dbg recommends for a recorded run with the fault.
 
     Where a fault leaves nothing of the layers behind it to be seen, it says to record again with the plan applied: so
-    that is done.
+    that is done. What was predicted of GEMMs that are in BF16 by then is what the first run said.
     """
     with tempfile.TemporaryDirectory() as folder:
         with open_run(record(Path(folder) / "run", fault, case)) as run:
@@ -60,7 +60,10 @@ def recommended(fault: Fault, case: Case) -> Recommendation:
         if not (found.plan and found.unseen):
             return found
         with open_run(record(Path(folder) / "again", fault, case, fallback=found.plan.as_fallback())) as run:
-            return run.recommendation()
+            again = run.recommendation()
+    told = {(point.layer, point.gemm): point.harm for point in found.curve}
+    curve = [p if p.harm is not None else replace(p, harm=told.get((p.layer, p.gemm))) for p in again.curve]
+    return replace(again, curve=tuple(curve))
 
 
 def planned(found: Recommendation) -> frozenset[Gemm]:
