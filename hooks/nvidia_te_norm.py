@@ -22,8 +22,9 @@ def normed(module: Any, x: Tensor, recipe: str) -> Tensor:
 
     Transformer Engine fuses the cast into the norm for delayed scaling only, and not where the norm is returned too.
     """
-    bias = None if module.normalization == "RMSNorm" else module.layer_norm_bias
-    y = norm(x, module.layer_norm_weight, bias, module.eps, bool(getattr(module, "zero_centered_gamma", False)))
+    weight = module.layer_norm_weight.to(x.dtype)  # under autocast the norm's parameters are cast as the input is
+    bias = None if module.normalization == "RMSNorm" else module.layer_norm_bias.to(x.dtype)
+    y = norm(x, weight, bias, module.eps, bool(getattr(module, "zero_centered_gamma", False)))
     fused = recipe == "delayed" and not getattr(module, "return_layernorm_output", False)
     result: Tensor = y if fused else y.to(x.dtype)
     return result

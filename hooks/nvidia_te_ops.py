@@ -177,17 +177,19 @@ def _as_they_are(gradients: tuple[Tensor | None, ...]) -> Gradients:
 def _before_cast(made: fuser.Made, layer: OperationLayer) -> Tensor | None:
     """What an operation has cast, computed once more; None for one that is not known.
 
-    A norm casts its float32 value itself under delayed scaling; elsewhere that is rounded to its dtype first.
+    A norm reads everything in its dtype; under delayed scaling it casts its float32 value itself, elsewhere that is
+    rounded to its dtype first.
     """
     operation: Any = made.operation
     name = type(operation).__name__
     if name in ("LayerNorm", "RMSNorm"):
         if operation.weight.ndim != 1:
             return None
-        bias = operation.bias if name == "LayerNorm" else None
-        y = norm(made.given, operation.weight, bias, operation.eps, operation.zero_centered_gamma)
+        dtype = _working_dtype(operation)
+        bias = operation.bias.to(dtype) if name == "LayerNorm" else None
+        y = norm(made.given.to(dtype), operation.weight.to(dtype), bias, operation.eps, operation.zero_centered_gamma)
         fused = layer.recipe is not None and layer.recipe.name == "delayed"
-        return y if fused else y.to(_working_dtype(operation))
+        return y if fused else y.to(dtype)
     if fuser.is_activation(operation):
         context = type("Context", (), {"requires_grad": False})()
         with torch.no_grad():

@@ -85,15 +85,20 @@ class Ledger:
             }
 
     def _scale(self, call: Call, role: str, extent: Extent) -> float | None:
-        """The scale in force: live, emulated, or the recipe's own choice; the emulated states see the amax."""
+        """The scale in force: live, emulated, or the recipe's own choice; the emulated states see the amax.
+
+        A layer that has run in FP8 has none in force where it runs in BF16: an emulated one would look like a jump.
+        """
         live = call.scales is not None
+        call.watch.ran_in_fp8 |= live
+        emulates = not call.watch.ran_in_fp8
         scale: float | Tensor | None = call.scales.get(role, (None, None))[0] if call.scales is not None else None
         for recipe, states in self.emulated(call.watch):
             if role in states:
-                if recipe is self.recipe and not live:
+                if recipe is self.recipe and emulates:
                     scale = states[role].scale
                 states[role].update(extent.seen)
-        dynamic = call.watch.layer.recipe if live else self.recipe
+        dynamic = call.watch.layer.recipe if live else self.recipe if emulates else None
         if scale is None and _chooses_per_tensor(dynamic, role):
             scale = dynamic.current_scale(extent.seen_by(dynamic), role)
         return None if scale is None else float(scale)

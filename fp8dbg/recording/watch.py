@@ -52,6 +52,7 @@ class Watch:
         "layer",
         "number",
         "off",
+        "ran_in_fp8",
         "recorder",
         "seen",
         "states",
@@ -63,7 +64,7 @@ class Watch:
     def __init__(self, layer: Layer, recorder: Recorder, number: int = 0) -> None:
         self.layer, self.recorder, self.number = layer, recorder, number
         self.off: set[str] = set()
-        self.seen = self.told = False
+        self.seen = self.told = self.ran_in_fp8 = False
         self.states: dict[tuple[str, str], DelayedState] = {}
         self.emulated: tuple[Recipe | None, tuple[Emulated, ...]] | None = None
         self._calls, self._tick = 0, -1

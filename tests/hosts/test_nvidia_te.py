@@ -172,6 +172,23 @@ def test_evaluation_is_not_recorded(te: Any, tmp_path: Path) -> None:
     assert {row["n"] for row in rows(tmp_path, "select count(*) as n from amax group by layer, tensor")} == {3 * 2}
 
 
+def test_a_bf16_step_between_fp8_steps_has_no_scale(te: Any, tmp_path: Path) -> None:
+    """The emulated scale of such a step would begin at 1: it is in force nowhere, and no state has been lost."""
+    net = te_nets.four_layers(te)
+    with fp8dbg.attach(net, tmp_path, every=2):
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-4)
+        for step in range(6):
+            with te_nets.autocast(te, te_nets.recipe("delayed"), enabled=step in (0, 1, 2, 4)):
+                y = net(te_nets.batch(step))
+            y.float().pow(2).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    found = rows(tmp_path, "select step, count(scale) as scales, count(*) as n from amax group by step order by step")
+    assert [row["scales"] / row["n"] for row in found] == [1, 1, 1, 0, 1, 0]
+    with fp8dbg.open_run(tmp_path) as opened:
+        assert "frozen_scale" not in {finding.code for finding in opened.findings()}
+
+
 def test_a_layer_outside_the_autocast_is_a_bf16_layer(te: Any, tmp_path: Path) -> None:
     """It is compared with the recipe that attach was given; its neighbour brings its own."""
     net = te_nets.four_layers(te)

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import fp8dbg
 from fp8dbg.hooks import nvidia_te_layers, nvidia_te_norm
 from tests.hosts import te_nets
-from tests.hosts.runs import rows
+from tests.hosts.runs import figures, rows
+from tests.hosts.test_nvidia_te import expected_of, spying, train
 
 STEPS, MICROBATCHES = 4, 2
 
@@ -79,3 +80,22 @@ def test_checkpointing_ends_it(te: Any, tmp_path: Path, norms: list[Any]) -> Non
                 y = te.checkpoint(net, x, use_reentrant=False)
             y.float().pow(2).mean().backward()
     assert len(norms) == 2 * 3
+
+
+@pytest.mark.parametrize("recipe", ["delayed", "current"])
+def test_float32_parameters_are_read_in_the_dtype_of_the_autocast(te: Any, tmp_path: Path, recipe: str) -> None:
+    """Under torch's autocast a norm rounds its own weight and bias to BF16, too: figures are those of the bytes."""
+    torch.manual_seed(0)
+    rms: dict[str, Any] = {"normalization": "RMSNorm", "zero_centered_gamma": True}
+    net = nn.Sequential(*(te.LayerNormLinear(128, 128, params_dtype=torch.float32, **a) for a in ({}, rms)))
+    for name, parameter in net.named_parameters():
+        if "layer_norm" in name:
+            parameter.data.add_(torch.randn_like(parameter) * 0.3)
+
+    def forward(x: Tensor) -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16):
+            return net(x.float().view(4, 16, 128))  # type: ignore[no-any-return]
+
+    with fp8dbg.attach(net, tmp_path, every=1), spying(net) as seen:
+        train(te, net, recipe, steps=2, forward=forward, lr=1e-4)
+    assert figures(tmp_path) == {key: expected_of(casts, key[1], 2) for key, casts in seen.items()}

@@ -246,6 +246,19 @@ def trained_once(te: Any, block: Any, recipe: str, path: Path, *inputs: Tensor) 
     return seen
 
 
+@pytest.mark.parametrize("recipe", ["delayed", "current"])
+@pytest.mark.parametrize("kind", ["LayerNorm", "RMSNorm"])
+def test_a_norm_reads_its_input_in_its_own_dtype(te: Any, ops: Any, tmp_path: Path, kind: str, recipe: str) -> None:
+    """A float32 input of three dimensions is rounded to BF16 before a norm with a gamma around zero is computed."""
+    torch.manual_seed(0)
+    bf16: dict[str, Any] = {"dtype": torch.bfloat16}
+    block = ops.Sequential(getattr(ops, kind)(128, zero_centered_gamma=True, **bf16), ops.Linear(128, 128, **bf16))
+    torch.nn.init.normal_(block[0].weight, std=0.3)
+    x = torch.randn(4, 16, 128, generator=torch.Generator().manual_seed(0))
+    seen = trained_once(te, block, recipe, tmp_path, x.requires_grad_())
+    assert figures(tmp_path) == as_recorded(seen)
+
+
 def test_a_residual_is_added_inside_a_fusion_and_that_is_said(te: Any, ops: Any, tmp_path: Path) -> None:
     """A linear whose GEMM adds to another tensor: its own result is not compared, that of its backward is."""
     torch.manual_seed(0)
