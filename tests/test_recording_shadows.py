@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import fp8dbg
 from fp8dbg.numerics.gemm import gemm_figures, shadow
 from fp8dbg.numerics.recipes import recipe_named
+from fp8dbg.recording import sampling
 from tests.nets import table
 
 FEATURES, WIDE, TOKENS = 48, 1100, 256
@@ -93,3 +94,22 @@ def test_two_sessions_do_not_share_the_memory_of_a_copied_input(tmp_path: Path) 
             weight = model[layer].weight
             whole = gemm_figures(*shadow("fprop", x.bfloat16(), weight.detach().bfloat16(), recipe))  # type: ignore[operator]
             assert row == {"layer": layer, "rel_l2": pytest.approx(whole.rel_l2, rel=1e-3)}
+
+
+def test_wgrad_takes_the_whole_gradients_scale_where_no_gradient_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With tensors = ["input"] in control.toml, blocks of output features are not scaled by their own amax."""
+    monkeypatch.setattr(sampling, "LOOK_SECONDS", 0.0)
+    model, x, grad = _layer()
+    fp8dbg.simulate(model, "tensorwise")
+    with fp8dbg.attach(model, tmp_path, every=1) as run:
+        (tmp_path / "control.toml").write_text('tensors = ["input"]\n')
+        for _ in range(8):
+            model(x).backward(grad)
+            run.step()
+    measured = table(tmp_path, "select distinct tensor from tensors where step > 4")
+    assert [row["tensor"] for row in measured] == ["input"]
+    found = table(tmp_path, "select error_unexplained as rest from gemms where gemm = 'wgrad' and step > 4")
+    assert found
+    assert all(row["rest"] < 0.005 for row in found)

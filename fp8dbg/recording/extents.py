@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fp8dbg.numerics.census import Amax, amax_of
+from fp8dbg.recording.copies import version_of
 
 if TYPE_CHECKING:
     from fp8dbg.numerics.recipes import Recipe
@@ -29,20 +30,19 @@ class LastSeen:
     It is the same while the object lives and nobody has written into it; no reference of ours keeps it alive.
     """
 
-    __slots__ = ("_amax", "_tensor", "_version")
+    __slots__ = ("_last",)
 
     def __init__(self) -> None:
-        self._tensor: weakref.ref[Tensor] | None = None
-        self._version = -1
-        self._amax: Amax
+        self._last: tuple[weakref.ref[Tensor], object, Amax] | None = None
 
     def amax(self, x: Tensor) -> Amax:
         """The amax of a floating-point tensor."""
-        if self._tensor is not None and self._tensor() is x and x._version == self._version:
-            return self._amax
-        self._amax = amax_of(x)
-        self._tensor, self._version = weakref.ref(x), x._version
-        return self._amax
+        last, version = self._last, version_of(x)  # one read: another thread's forward may be here too
+        if last is not None and last[0]() is x and last[1] == version:
+            return last[2]
+        found = amax_of(x)
+        self._last = weakref.ref(x), version, found
+        return found
 
 
 class Extent(NamedTuple):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from fp8dbg.numerics.census import census
+from fp8dbg.numerics.census import amax_of, census
 from fp8dbg.numerics.measurement import Measurement, measure_recipes, measure_results, read_back
 from fp8dbg.numerics.recipes import Recipe
 from fp8dbg.recording.copies import copied, version_of
@@ -133,6 +133,8 @@ class Probe:
         with undisturbed(grad):
             read = self.cast("grad_output", grad)
             self.operand("grad_output", read)
+            if self.call.grad_output is None:  # not measured: wgrad looks at parts, whose scale is the whole's
+                self.call.grad_output = amax_of(grad)
             weight = self.weight()
             if weight is not None and self.layer.gemms:
                 self.shadow_backward(read, self.cast("weight", weight))
