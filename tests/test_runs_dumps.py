@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fp8dbg.errors import RunFolderError
 from fp8dbg.runs.folder import RunWriter, open_folder
 from tests.nets import attached, table
 
@@ -38,6 +39,20 @@ def test_a_file_that_is_no_dump_is_passed_over(tmp_path: Path) -> None:
         path.with_name(f"{name}.safetensors").write_bytes(data)
     with open_folder(tmp_path) as run:
         assert [d.path for d in run.dumps()] == [path]
+
+
+def test_a_cut_dump_is_passed_over_and_a_damaged_one_named(tmp_path: Path) -> None:
+    """Whatever its header promises: neither is a traceback of safetensors."""
+    with RunWriter(tmp_path) as writer:
+        whole, cut, damaged = (writer.dump(step, "l", {"weight": torch.ones(3)})[0] for step in range(3))
+    cut.write_bytes(cut.read_bytes()[:-1])
+    damaged.write_bytes(damaged.read_bytes().replace(b"F32", b"F99"))
+    with open_folder(tmp_path) as run:
+        first, last = run.dumps()
+        assert (first.path, last.path) == (whole, damaged)
+        assert first.load().tolist() == [1.0, 1.0, 1.0]
+        with pytest.raises(RunFolderError, match="cannot be read"):
+            last.load()
 
 
 def _block_with_a_file(dumps: Path) -> None:

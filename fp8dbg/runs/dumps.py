@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from fp8dbg.errors import RunFolderError
 from fp8dbg.runs.files import entries, escape, is_regular, parse_rank_folder, rank_folder, write_whole
 from fp8dbg.text import in_unicode
 
@@ -28,10 +29,18 @@ class Dump:
     tensor: str
 
     def load(self) -> Tensor:
-        """The tensor, on the CPU."""
+        """The tensor, on the CPU.
+
+        Raises:
+            RunFolderError: the file cannot be read.
+        """
+        from safetensors import SafetensorError
         from safetensors.torch import load_file
 
-        return load_file(self.path)["tensor"]
+        try:
+            return load_file(self.path)["tensor"]
+        except (OSError, SafetensorError, KeyError) as error:
+            raise RunFolderError(f"The saved tensor {self.path} cannot be read.", "Delete the file.") from error
 
 
 def dump_path(folder: Path, rank: int, step: int, layer: str, tensor: str) -> Path:
@@ -60,7 +69,7 @@ def save_dump(folder: Path, rank: int, step: int, layer: str, tensor: str, value
 
 
 def find_dumps(folder: Path, layer: str | None = None, tensor: str | None = None) -> list[Dump]:
-    """Dumps in a folder by step, rank, layer and tensor; files that are none are passed over.
+    """Dumps in a folder by step, rank, layer and tensor; files that are none, or cut, are passed over.
 
     Args:
         folder: the run folder.
@@ -81,7 +90,10 @@ def _read_names(path: Path) -> Dump | None:
             length = int.from_bytes(file.read(8), "little")
             if length > _LARGEST_HEADER:
                 return None
-            names = json.loads(file.read(length))["__metadata__"]
+            header = json.loads(file.read(length))
+        if path.stat().st_size != 8 + length + header["tensor"]["data_offsets"][1]:
+            return None
+        names = header["__metadata__"]
         return Dump(path, int(names["step"]), int(names["rank"]), str(names["layer"]), str(names["tensor"]))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
