@@ -186,7 +186,7 @@ def live_scale(module: nn.Module, role: str, slot: int) -> ScaleInForce:
         return None, None
     if not state.scale.is_cpu:
         return state.scale[slot].clone(), "live"
-    value = float(state.scale.numpy()[slot])
+    value: float = state.scale.tolist()[slot]  # a handful: a fifth of the time that indexing takes
     born = value == 1.0 and not state.amax_history[1:, slot].any()
     return value, "initial" if born else "live"
 

@@ -242,7 +242,7 @@ class Watch:
     def _stamp(self, given: Tensor | None) -> tuple[int, int]:
         """Changes with the step, and within it where somebody writes into the weight: an LBFGS step is many passes."""
         held = self.layer.module._parameters.values() if given is None else (given,)
-        versions = (local(p)._version for p in held if p is not None and not p.is_inference())
+        versions = [local(p)._version for p in held if p is not None and not p.is_inference()]
         return self.recorder.step, sum(versions)
 
     def _follow(self, call: Call, y: Any) -> None:
