@@ -227,6 +227,25 @@ def test_figures_beyond_float32_are_drawn_at_its_ends(tmp_path: Path) -> None:
     assert (columns["amax"][0, 0], columns["amin"][0, 0]) == (np.float32(3e38), np.float32(1e-37))
 
 
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        {"exponent": None, "counts": [5, 3], "codes": [0x3F80]},
+        {"exponent": 0, "counts": [5, None], "codes": None},
+        {"exponent": None, "counts": [5], "codes": [None]},
+    ],
+)
+def test_a_damaged_histogram_is_left_out_of_the_page(damaged: dict[str, Any], tmp_path: Path) -> None:
+    """Of a foreign part: numbers missing, or not one count for each code; the others are shown."""
+    keys = {"step": 0, "microbatch": 0, "call": 0, "rank": 0, "tensor": "input", "numel": 4, "dtype": "bfloat16"}
+    whole = {"exponent": 0, "counts": [4], "codes": None}
+    with RunWriter(tmp_path / "r") as writer:
+        for layer, histogram in (("a", damaged), ("b", whole)):
+            writer.append("tensors", [keys | {"layer": layer, "histogram": histogram, "amax": 1.0}])
+    (found,) = PageData(open_run(tmp_path / "r"), [], []).histograms()
+    assert [entry[:4] for entry in found["of"]] == [[1, "input", 0, [4]]]
+
+
 def test_fine_histograms_fold_into_binades(tmp_path: Path) -> None:
     """bfloat16 codes of 1, 1.5, -2, 0 and Inf: two values in binade 0, one in binade 1, no zero, no Inf."""
     histogram = {"exponent": None, "counts": [5, 3, 2, 7, 1], "codes": [0x3F80, 0x3FC0, 0xC000, 0x0000, 0x7F80]}

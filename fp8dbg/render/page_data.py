@@ -189,11 +189,17 @@ def _range(row: dict[str, Any]) -> dict[str, float] | None:
 
 
 def _binades(histogram: dict[str, Any], dtype: str | None) -> tuple[int, list[int]]:
-    """Counts per binade, folded from 16-bit codes where the histogram holds those; zeros and non-finite left out."""
-    counts = np.array(histogram["counts"] or [], np.int64)
-    if histogram["codes"] is None:
-        return histogram["exponent"] or 0, counts.tolist()
-    codes = np.array(histogram["codes"], np.uint16)
+    """Counts per binade, folded from 16-bit codes where the histogram holds those; zeros and non-finite left out.
+
+    No counts where it is damaged: numbers missing, or not one count for each code.
+    """
+    listed, named = histogram["counts"] or [], histogram["codes"]
+    if None in listed or (named is not None and (None in named or len(named) != len(listed))):
+        return 0, []
+    if named is None:
+        return histogram["exponent"] or 0, listed
+    counts = np.array(listed, np.int64)
+    codes = np.array(named, np.uint16)
     values = _values(codes, dtype)
     finite = np.isfinite(values) & (values != 0)
     if not finite.any():
