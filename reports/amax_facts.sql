@@ -1,5 +1,5 @@
 -- Question: How did each operand's amax sit under its scale in force, over every step?
--- Reads: amax
+-- Reads: amax, events
 -- Parameters:
 --   every (integer, default 1): percentiles are taken over every so many steps
 -- Columns:
@@ -20,12 +20,17 @@
 --   highest_at: step of the largest reach
 --   rows_infinite: rows with an infinite element
 --   first_infinite: first step with an infinite element
-with set_since as (
-    select layer, tensor, min(step) as first_set from amax where scale <> 1 group by layer, tensor
+with kept as (  -- every delayed scale begins at 1: where a layer goes from BF16 to FP8 in mid-run that says nothing
+    select * from amax
+    where scale is not null
+        and not (scale = 1 and (layer, step) in (select (layer, step) from events where kind = 'fp8'))
+),
+set_since as (
+    select layer, tensor, min(step) as first_set from kept where scale <> 1 group by layer, tensor
 ),
 back as (
     select a.layer, a.tensor, min(a.step) as back_at_one
-    from amax as a
+    from kept as a
     join set_since as s on a.layer = s.layer and a.tensor = s.tensor and a.step > s.first_set
     where a.scale = 1
     group by a.layer, a.tensor
@@ -44,8 +49,7 @@ select
     arg_max(step, log2(scale * amax)) filter (where scale > 0 and amax > 0) as highest_at,
     count(*) filter (where inf > 0) as rows_infinite,
     min(step) filter (where inf > 0) as first_infinite
-from amax
+from kept
 left join back using (layer, tensor)
-where scale is not null
 group by layer, tensor
 order by layer, tensor

@@ -90,8 +90,12 @@ class Ledger:
         A layer that has run in FP8 has none in force where it runs in BF16: an emulated one would look like a jump.
         """
         live = call.scales is not None
-        call.watch.ran_in_fp8 |= live
-        emulates = not call.watch.ran_in_fp8
+        watch = call.watch
+        if live and watch.ran_in_fp8 is False:
+            detail = "It computes in FP8 from this step on; before, it ran in BF16."
+            watch.recorder.writer.event(call.step, "fp8", watch.layer.name, detail)
+        watch.ran_in_fp8 = watch.ran_in_fp8 or live
+        emulates = not watch.ran_in_fp8
         scale: float | Tensor | None = call.scales.get(role, (None, None))[0] if call.scales is not None else None
         for recipe, states in self.emulated(call.watch):
             if role in states:

@@ -64,7 +64,8 @@ class Watch:
     def __init__(self, layer: Layer, recorder: Recorder, number: int = 0) -> None:
         self.layer, self.recorder, self.number = layer, recorder, number
         self.off: set[str] = set()
-        self.seen = self.told = self.ran_in_fp8 = False
+        self.seen = self.told = False
+        self.ran_in_fp8: bool | None = None  # not known before its first call
         self.states: dict[tuple[str, str], DelayedState] = {}
         self.emulated: tuple[Recipe | None, tuple[Emulated, ...]] | None = None
         self._calls, self._tick = 0, -1

@@ -201,7 +201,7 @@ _EVENTS = Table(
     (
         _STEP,
         _RANK,
-        Column("kind", _TEXT, "", "gap, error, trigger, spike, config, plan, route, ..."),
+        Column("kind", _TEXT, "", "gap, error, trigger, spike, config, plan, route, fp8 (from here on), ..."),
         _LAYER,
         Column("detail", _TEXT, "", "one sentence"),
     ),

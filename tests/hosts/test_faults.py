@@ -29,10 +29,10 @@ def train(
     forward: Callable[[Tensor], Tensor] | None = None,
     lr: float = 1e-6,
 ) -> None:
-    """Steps on noise; ``spoil`` changes a step's input."""
+    """Steps on noise, in BF16 if there is no recipe; ``spoil`` changes a step's input."""
     optimizer = torch.optim.SGD(net.parameters(), lr=lr)
     for step in steps:
-        with te_nets.autocast(te, recipe):
+        with te_nets.autocast(te, recipe, recipe is not None):
             y = (forward or net)(spoil(step, te_nets.batch(step)))
         y.float().pow(2).mean().backward()
         optimizer.step()
@@ -110,6 +110,20 @@ def test_a_resume_without_the_amax_state(te: Any, tmp_path: Path) -> None:
     worst = findings(tmp_path)[0]
     assert (worst.code, worst.severity, worst.tensor, worst.first_step) == ("frozen_scale", "act", "grad_output", 8)
     assert "the state had been lost" in worst.summary
+
+
+def test_fp8_that_begins_in_mid_run_has_lost_no_state(te: Any, tmp_path: Path) -> None:
+    """After a warm-up in BF16 the first FP8 step has a scale of 1, as the first of any delayed scaling."""
+    net = te_nets.four_layers(te)
+    with fp8dbg.attach(net, tmp_path, every=1):
+        train(te, net, None, range(4))
+        train(te, net, te_nets.recipe("delayed"), range(4, 10))
+    scales = {row["scale"] for row in rows(tmp_path, "select distinct scale from amax where step = 4")}
+    assert scales == {1.0}
+    begun = rows(tmp_path, "select layer, step from events where kind = 'fp8' order by layer")
+    layers = rows(tmp_path, "select distinct layer, 4 as step from amax order by layer")
+    assert begun == layers
+    assert findings(tmp_path) == []
 
 
 def test_a_resume_with_the_amax_state_is_healthy(te: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
