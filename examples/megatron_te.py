@@ -45,6 +45,7 @@ def main() -> None:
         sequence_parallel=False,
         recompute=False,
         stale=False,
+        precision_file=None,
         steps=4,
         microbatches=2,
         lr=3e-3,
