@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -82,3 +83,27 @@ def train(te: Any, net: torch.nn.Module, fp8_recipe: Any, steps: int, microbatch
         optimizer.step()
         optimizer.zero_grad()
     return losses
+
+
+def train_spread(
+    model: torch.nn.Module,
+    casting: Callable[[], Any],
+    forward: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    part: Callable[[torch.Tensor], torch.Tensor] = lambda x: x,
+) -> list[torch.Tensor]:
+    """Losses of three steps of two microbatches on inputs of four decades' spread, followed by the weights.
+
+    ``casting`` makes the autocast of each forward; ``part`` cuts a rank's tokens out of the batch.
+    """
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=1e-2), []
+    for step in range(3):
+        for microbatch in range(2):
+            x = part(batch(2 * step + microbatch).float() * 10.0 ** torch.linspace(-3, 1, 128))
+            with casting():
+                y = (forward or model)(x.bfloat16().requires_grad_())
+            loss = y.float().pow(2).mean()
+            loss.backward()
+            losses.append(loss.detach())
+        optimizer.step()
+        optimizer.zero_grad()
+    return [*losses, *(p.detach().clone() for p in model.parameters())]

@@ -67,21 +67,13 @@ def autocast(recipe: Any) -> Any:
 
 
 def train(model: nn.Module, recipe: str, sequence: bool) -> list[Tensor]:
-    """Losses of three steps of two microbatches, then the weights. Each rank has all tokens, or its half of them."""
-    fp8, optimizer, losses = te_nets.recipe(recipe), torch.optim.SGD(model.parameters(), lr=1e-2), []
-    for step in range(3):
-        for microbatch in range(2):
-            x = te_nets.batch(2 * step + microbatch).float() * 10.0 ** torch.linspace(-3, 1, 128)
-            if sequence:
-                x = x.chunk(2)[dist.get_rank()]
-            with autocast(fp8):
-                y = model(x.bfloat16().requires_grad_())
-            loss = y.float().pow(2).mean()
-            loss.backward()
-            losses.append(loss.detach())
-        optimizer.step()
-        optimizer.zero_grad()
-    return [*losses, *(p.detach().clone() for p in model.parameters())]
+    """As ``te_nets.train_spread``. Each rank has all tokens, or its half of them."""
+    fp8 = te_nets.recipe(recipe)
+
+    def part(x: Tensor) -> Tensor:
+        return x.chunk(2)[dist.get_rank()] if sequence else x
+
+    return te_nets.train_spread(model, lambda: autocast(fp8), part=part)
 
 
 @contextmanager
