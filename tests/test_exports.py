@@ -67,6 +67,14 @@ def test_parquet_and_csv_hold_every_row(folder: Path, tmp_path: Path) -> None:
                 assert (json.loads(rows[0]["histogram"]) if rows[0]["histogram"] else None) == first
 
 
+def test_the_rows_of_steps_come_in_order(tmp_path: Path) -> None:
+    """They are put together of several, in parallel: a loss curve is drawn from them as they come."""
+    folder = write_run(tmp_path / "run", blocks=1, steps=3000, every=1000, ranks=2)
+    with fp8dbg.open_run(folder) as run:
+        steps = run.arrow("steps").select(["step", "rank"]).to_pylist()
+    assert steps == [{"step": step, "rank": rank} for step in range(3000) for rank in (0, 1)]
+
+
 def test_tensorboard_reads_back_what_was_recorded(folder: Path, tmp_path: Path) -> None:
     """Every point of the loss in the event file, as TensorBoard's own protocol has it."""
     pytest.importorskip("tensorboardX")

@@ -131,7 +131,7 @@ def _columns(table: str, present: tuple[str, ...]) -> str:
 
 
 def _last_wins(union: str) -> str:
-    """One row for each step and rank: of each column the last value that is not NULL."""
+    """One row for each step and rank, in that order: of each column the last value that is not NULL."""
     values = (c.name for c in TABLES["steps"].columns if c.name not in TABLES["steps"].keys)
     merged = ", ".join(f"arg_max({name}, _order) AS {name}" for name in values)
-    return f"SELECT step, rank, {merged} FROM ({union}) GROUP BY step, rank"
+    return f"SELECT step, rank, {merged} FROM ({union}) GROUP BY step, rank ORDER BY step, rank"
