@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fp8dbg.errors import UnknownNameError, UsageError
+from fp8dbg.numerics import simulated_gemms
 from fp8dbg.numerics.casting import contraction_axis
 from fp8dbg.numerics.recipes import GEMMS, ROLES, Recipe, recipe_named, recipe_names
 from fp8dbg.numerics.simulated import SimulatedLinear, simulate
@@ -34,9 +35,17 @@ class TestValues:
         return torch.from_numpy(slow_blocks.cast(x, recipe, role, granularity, axis)["seen"]).double()
 
     @pytest.mark.parametrize("label", [*STATELESS, "mxfp8:rounding=floor", "block:power_of_2=false"])
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-    def test_output_and_gradients(self, label: str, dtype: torch.dtype) -> None:
-        """All three GEMMs and the bias, for a batch of sequences: float32 to 1e-5; bfloat16 rounded once."""
+    @pytest.mark.parametrize(
+        ("dtype", "has_units"), [(torch.float32, True), (torch.bfloat16, True), (torch.bfloat16, False)]
+    )
+    def test_output_and_gradients(
+        self, label: str, dtype: torch.dtype, has_units: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """All three GEMMs and the bias, for a batch of sequences: float32 to 1e-5; bfloat16 rounded once.
+
+        On a machine that multiplies bfloat16 itself, and on one that does not.
+        """
+        monkeypatch.setattr(simulated_gemms, "_multiplies_bfloat16", lambda device: has_units)
         recipe = recipe_named(label)
         layer = SimulatedLinear(80, 48, dtype=dtype, recipe=recipe)
         x = (normal(2, 20, 80) * torch.exp(normal(2, 20, 1, seed=3))).to(dtype).requires_grad_()
