@@ -1,5 +1,5 @@
 -- Question: Which tensors held NaN or Inf on the first step on which any did, and since when does each?
--- Reads: tensors, amax
+-- Reads: tensors, amax, events
 -- Parameters: none
 -- Columns:
 --   layer: layer
@@ -12,6 +12,7 @@
 --   numel: number of elements, NULL where only amax was recorded
 --   last_step: last step on which it held one
 --   steps: number of recorded steps on which it held one
+--   taken: of these, on how many the optimizer stepped: a gradient scaler leaves a step out
 --   seen_before: last recorded step before that on which it held none; NULL if there is none
 with rows_seen as not materialized ( -- every row of the run: not to be held in memory
     select step, microbatch, rank, layer, tensor, nan, inf, numel from tensors
@@ -23,7 +24,8 @@ bad as materialized (
 ),
 since as (
     select
-        layer, tensor, min(step) as step, max(step) as last_step, count(distinct step) as steps
+        layer, tensor, min(step) as step, max(step) as last_step, count(distinct step) as steps,
+        count(distinct step) filter (where step not in (select step from events where kind = 'left_out')) as taken
     from bad
     group by layer, tensor
 ),
@@ -36,7 +38,7 @@ before as (
 select
     s.layer, s.tensor, s.step, min(b.microbatch) as microbatch,
     arg_min(b.rank, b.microbatch) as rank, max(b.nan) as nan, max(b.inf) as inf, max(b.numel) as numel,
-    any_value(s.last_step) as last_step, any_value(s.steps) as steps,
+    any_value(s.last_step) as last_step, any_value(s.steps) as steps, any_value(s.taken) as taken,
     any_value(p.step) as seen_before
 from since as s
 join bad as b on b.layer = s.layer and b.tensor = s.tensor and b.step = s.step

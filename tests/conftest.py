@@ -43,8 +43,9 @@ def _what_is_left() -> list[str]:
     found += ["a hook on all optimizers" for hook in optimizer._global_optimizer_post_hooks.values() if _is_ours(hook)]
     if hasattr(torch.autograd.backward, "__wrapped__"):
         found.append("a wrapped torch.autograd.backward")
-    if hasattr(torch.amp.GradScaler.scale, "__wrapped__"):
-        found.append("a wrapped GradScaler.scale")
+    for name in ("scale", "step"):
+        if hasattr(getattr(torch.amp.GradScaler, name), "__wrapped__"):
+            found.append(f"a wrapped GradScaler.{name}")
     return found
 
 

@@ -202,21 +202,6 @@ def test_a_loop_whose_steps_nobody_counts_is_told(
     assert ("Call run.step()" in caplog.text) != by_hand
 
 
-def test_a_step_that_gradient_scaling_skips_wedges_nothing(tmp_path: Path) -> None:
-    """The scaler does not call the optimizer; what was computed counts towards the step that it does make."""
-    layer, optimizer = _linear()
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    with fp8dbg.attach(layer, tmp_path, every=1):
-        for factor in (1.0, math.inf, 1.0, 1.0):
-            loss = layer(torch.ones(3, 4)).square().mean() * factor
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
-            optimizer.zero_grad()
-    found = table(tmp_path, "select step, count(distinct microbatch) as n from amax group by step order by step")
-    assert found == [{"step": 0, "n": 1}, {"step": 1, "n": 2}, {"step": 2, "n": 1}]
-
-
 def test_lbfgs_makes_one_step_of_many_passes(tmp_path: Path) -> None:
     """Its closure runs forward and backward several times within a step."""
     layer = nn.Linear(4, 2)

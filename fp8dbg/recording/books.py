@@ -12,7 +12,7 @@ from fp8dbg.recording.calls import Call
 from fp8dbg.recording.dumps import Dumps
 from fp8dbg.recording.guard import guarded, sentence
 from fp8dbg.recording.ledger import Ledger, Row
-from fp8dbg.recording.scaled_losses import unscale
+from fp8dbg.recording.scalers import unscale
 from fp8dbg.recording.steps import StepLog
 from fp8dbg.recording.tensors import modes_active, undisturbed
 from fp8dbg.recording.triggers import Losses, Ring, past_limit

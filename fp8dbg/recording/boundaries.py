@@ -1,6 +1,6 @@
 """Where a microbatch ends (a backward root has finished) and where a step ends (an optimizer has stepped).
 
-Both are watched globally, once, whatever the number of sessions, and so is the scaling of losses; with the last session
+Both are watched globally, once, whatever the number of sessions, and so are gradient scalers; with the last session
 they are restored.
 """
 
@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
-from fp8dbg.recording.scaled_losses import note_losses
+from fp8dbg.recording.scalers import watch_scalers
 
 __all__ = ["Listener", "listen", "unlisten"]
 
@@ -29,6 +29,9 @@ class Listener(Protocol):
 
     def optimizer_stepped(self, optimizer: Optimizer) -> None:
         """An optimizer, anyone's, has stepped."""
+
+    def step_left_out(self, optimizer: Optimizer) -> None:
+        """A gradient scaler has left an optimizer's step out."""
 
 
 _listeners: list[Listener] = []
@@ -44,7 +47,7 @@ def listen(listener: Listener) -> None:
     _listeners.append(listener)
     if _handle is None:
         _handle = register_optimizer_step_post_hook(_stepped)
-        _leave_scalers = note_losses()
+        _leave_scalers = watch_scalers(_tell_left_out)
         _wrap_backward()
 
 
@@ -70,6 +73,11 @@ def _stepped(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 def _tell_stepped(optimizer: Optimizer) -> None:
     for listener in tuple(_listeners):
         listener.optimizer_stepped(optimizer)
+
+
+def _tell_left_out(optimizer: Optimizer) -> None:
+    for listener in tuple(_listeners):
+        listener.step_left_out(optimizer)
 
 
 _tell_stepped_eagerly = _disable_dynamo(_tell_stepped)

@@ -38,6 +38,9 @@ _VITAL = frozenset({"root_finished", "optimizer_stepped", "next_step"})
 """Methods without which no row could say which step it is of."""
 
 
+_LEFT_OUT = "A gradient scaler left the optimizer's step out: the gradients held Inf or NaN."
+
+
 @dataclass
 class Parts:
     """What a recorder works with; ``Session`` puts them together.
@@ -216,6 +219,13 @@ class Recorder:
         self.stepped.add(key)
         if len(self.stepped) >= self.parts.optimizers.count():
             self.next_step()
+
+    @guarded("steps that a gradient scaler leaves out")
+    def step_left_out(self, optimizer: Optimizer) -> None:
+        """A gradient scaler has left this optimizer's step out: where steps are counted, it is one all the same."""
+        if self.parts.optimizers.ours(optimizer):
+            self.event("left_out", None, _LEFT_OUT)
+            self.optimizer_stepped(optimizer)
 
     @guarded("what follows the next step")
     def next_step(self) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fp8dbg.errors import UsageError
-from fp8dbg.recording.scaled_losses import Root, root_of
+from fp8dbg.recording.scalers import Root, root_of
 
 if TYPE_CHECKING:
     from fp8dbg.recording.ledger import Row

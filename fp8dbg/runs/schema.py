@@ -201,7 +201,9 @@ _EVENTS = Table(
     (
         _STEP,
         _RANK,
-        Column("kind", _TEXT, "", "gap, error, trigger, spike, config, plan, route, fp8 (from here on), ..."),
+        Column(
+            "kind", _TEXT, "", "gap, error, trigger, spike, config, plan, route, fp8 (begins), left_out (step), ..."
+        ),
         _LAYER,
         Column("detail", _TEXT, "", "one sentence"),
     ),

@@ -6,7 +6,8 @@ Cause: overflow in the layer before the first input; in the layer itself if its 
 weight update if a weight is first (its gradient was not finite one step earlier).
 Remedy: look at the origin, not at what follows it; skip the step or the batch, clip, and restore a checkpoint.
 False alarm when: a loss scaler for float16 probes for overflow and skips the step: gradients of single steps hold Inf,
-weights and loss stay finite. What passes within two recorded steps and leaves the loss finite is only watched.
+weights and loss stay finite. What passes within two recorded steps, or is seen only on steps that a scaler left out,
+and leaves the loss finite is only watched.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def _finding(evidence: Evidence, origin: Row, rows: list[Row]) -> Finding:
     step, tensor = origin["step"], origin["tensor"]
     spread = sum(r["step"] == step for r in rows) - 1
     finite = evidence.run["steps_without_loss"] == 0
-    passing = finite and all(r["steps"] <= 2 for r in rows)
+    left_out = not any(r["taken"] for r in rows)
+    passing = finite and (left_out or all(r["steps"] <= 2 for r in rows))
     what = "NaN" if origin["nan"] else "Inf"
     return Finding(
         code=CODE,
@@ -63,7 +65,7 @@ def _finding(evidence: Evidence, origin: Row, rows: list[Row]) -> Finding:
         summary=f"{what} appears first in {tensor} of {origin['layer']}, "
         f"{period(step, origin['last_step'], evidence.end)} ({_count(origin)}, rank {origin['rank']}); "
         f"{spread or 'no'} other tensors hold one on that step.",
-        basis=_basis(origin),
+        basis=_basis(origin) + ("; the gradient scaler left every such step out" if left_out else ""),
         remedy=_remedy(tensor),
         action="software",
         harm=100.0,

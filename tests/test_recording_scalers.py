@@ -1,7 +1,8 @@
-"""Losses under a gradient scaler: what is recorded is the loss, not the scaler's multiple of it."""
+"""Gradient scalers: what is recorded is the loss, not its multiple; and a step that is left out is a step."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -172,3 +173,59 @@ def test_whoever_wraps_scale_in_turn_keeps_it(tmp_path: Path) -> None:
     finally:
         GradScaler.scale = original  # type: ignore[method-assign]  # back to torch's
     assert losses(tmp_path) == [loss.item()]
+
+
+class Cautious(GradScaler):
+    """Steps by itself, as far as it can."""
+
+    def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """As its parent."""
+        return super().step(optimizer, *args, **kwargs)
+
+
+@pytest.mark.parametrize("kind", [GradScaler, Cautious])
+@pytest.mark.parametrize("several", [False, True])
+def test_a_step_that_is_left_out_has_its_own_rows(kind: type[GradScaler], several: bool, tmp_path: Path) -> None:
+    """It is counted as the training loop counts it, and an event says so; the weights are those without fp8dbg."""
+
+    def run(attached: bool) -> Tensor:
+        torch.manual_seed(0)
+        layer, scaler = nn.Linear(4, 2), kind("cpu", init_scale=4.0)
+        optimizers = [torch.optim.SGD([p], 0.01) for p in layer.parameters()]
+        optimizers = optimizers if several else [torch.optim.SGD(layer.parameters(), 0.01)]
+        run = fp8dbg.attach(layer, tmp_path, optimizers, every=1) if attached else None
+        for factor in (1.0, math.inf, 1.0, 1.0):
+            backward(scaler.scale(layer(torch.ones(3, 4)).square().mean() * factor))
+            for optimizer in optimizers:
+                scaler.step(optimizer)
+            scaler.update()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+        if run is not None:
+            run.close()
+        return layer.weight.detach()
+
+    assert torch.equal(run(attached=True), run(attached=False))
+    found = table(tmp_path, "select step, count(distinct microbatch) as n from amax group by step order by step")
+    assert found == [{"step": step, "n": 1} for step in range(4)]
+    told = table(tmp_path, "select step, detail from events where kind = 'left_out'")
+    assert [row["step"] for row in told] == [1] * (2 if several else 1)
+    assert "left the optimizer's step out" in told[0]["detail"]
+
+
+def test_what_a_scaler_leaves_out_is_only_watched(tmp_path: Path) -> None:
+    """Finding the largest scale that holds takes steps: no weight ever sees their gradients."""
+    layer, optimizer, _ = training()
+    scaler = GradScaler("cpu", init_scale=2.0**127)
+    with fp8dbg.attach(layer, tmp_path, optimizer, every=1) as run:
+        for _ in range(8):
+            backward(scaler.scale(loss_of(layer) * 64))
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    with fp8dbg.open_run(tmp_path) as run:
+        left_out = run.rows("select step from events where kind = 'left_out'")
+        found = [finding for finding in run.findings() if finding.code == "non_finite"]
+    assert 3 <= len(left_out) < 8
+    assert [finding.severity for finding in found] == ["watch"]
+    assert "left every such step out" in found[0].basis

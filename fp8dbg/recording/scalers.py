@@ -1,10 +1,10 @@
-"""The loss before a gradient scaler multiplied it: what ``GradScaler.scale`` was given, found again from a root.
+"""What a gradient scaler does: it multiplies the loss, and leaves a step out where the gradients overflowed.
 
-Figures of the loss and what is predicted of it are in its own units then. Gradients stay as they are: the scaler's
-multiples are what is cast to FP8.
+Figures of the loss and what is predicted of it are in the loss's own units: the loss is what ``GradScaler.scale`` was
+given, found again from a root. Gradients stay as they are: the scaler's multiples are what is cast to FP8.
 
 While somebody listens, ``scale`` notes the loss on the autograd node of what it returns. The note lives and dies with
-that node, and the node is there whatever becomes of the tensor.
+that node, and the node is there whatever becomes of the tensor. ``step`` tells of an optimizer that did not step.
 """
 
 from __future__ import annotations
@@ -19,26 +19,35 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.amp import GradScaler
+from torch.optim import Optimizer
 
-__all__ = ["Root", "note_losses", "root_of", "unscale"]
+__all__ = ["Root", "root_of", "unscale", "watch_scalers"]
 
 _NOTE = "fp8dbg loss"
 
 _LOOKED_AT = 32
 """Autograd nodes from a root on among which a scaler's is looked for: what is done to a loss after it was scaled."""
 
-_Scale = Callable[[Any, Any], Any]
+_Method = Callable[..., Any]
 
 _noted = False
 """Whether any scaler has noted a loss in this process: if none has, no graph needs looking at."""
 
+_deciding: set[int] = set()
+"""Optimizers that a scaler is about to step or not; a ``step`` that calls its parent's is asked once."""
 
-def note_losses() -> Callable[[], None]:
-    """Have every kind of scaler that there is note losses; returns what puts everything back."""
+
+def watch_scalers(left_out: Callable[[Optimizer], None]) -> Callable[[], None]:
+    """Have every kind of scaler that there is note losses; returns what puts everything back.
+
+    Args:
+        left_out: told of each optimizer whose step a scaler leaves out.
+    """
     wrapped = ExitStack()
     for kind in _kinds(GradScaler):
-        if "scale" in vars(kind):
-            wrapped.callback(_wrap(kind))
+        for name, around in (("scale", _noting), ("step", functools.partial(_telling, left_out))):
+            if name in vars(kind):
+                wrapped.callback(_wrap(kind, name, around))
     return wrapped.close
 
 
@@ -88,23 +97,46 @@ def _kinds(kind: type[Any]) -> Iterator[type[Any]]:
         yield from _kinds(below)
 
 
-def _wrap(kind: type[Any]) -> Callable[[], None]:
-    original: _Scale = kind.scale
+def _wrap(kind: type[Any], name: str, around: Callable[[_Method], _Method]) -> Callable[[], None]:
+    original: _Method = vars(kind)[name]
+    ours = functools.wraps(original)(around(original))
+    setattr(kind, name, ours)
 
-    @functools.wraps(original)
-    def scale(self: Any, outputs: Any) -> Any:
-        scaled = original(self, outputs)
+    def restore() -> None:
+        if vars(kind)[name] is ours:  # else somebody has wrapped it in turn: what is below goes on, for nobody
+            setattr(kind, name, original)
+
+    return restore
+
+
+def _noting(scale: _Method) -> _Method:
+    def noted(self: Any, outputs: Any) -> Any:
+        scaled = scale(self, outputs)
         if not torch.compiler.is_compiling():
             _note(outputs, scaled)
         return scaled
 
-    kind.scale = scale
+    return noted
 
-    def restore() -> None:
-        if kind.scale is scale:  # else somebody has wrapped it in turn: what is below notes on, for nobody
-            kind.scale = original
 
-    return restore
+def _telling(left_out: Callable[[Optimizer], None], step: _Method) -> _Method:
+    def told(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        key = id(optimizer)
+        if torch.compiler.is_compiling() or not isinstance(optimizer, Optimizer) or key in _deciding:
+            return step(self, optimizer, *args, **kwargs)
+        taken: list[bool] = []
+        hook = optimizer.register_step_post_hook(lambda *_: taken.append(True))
+        _deciding.add(key)
+        try:
+            result = step(self, optimizer, *args, **kwargs)
+        finally:
+            hook.remove()
+            _deciding.remove(key)
+        if not taken:
+            left_out(optimizer)
+        return result
+
+    return told
 
 
 def _note(outputs: Any, scaled: Any) -> None:
