@@ -327,6 +327,21 @@ def test_a_model_that_is_never_called_is_reported(tmp_path: Path, caplog: pytest
     assert (coverage["layers"], coverage["seen"]) == (5, 0)
 
 
+def test_a_layer_that_was_replaced_is_reported(tmp_path: Path) -> None:
+    """As by a conversion after attach: nobody watches what took its place. The others are recorded."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with fp8dbg.attach(model, tmp_path):
+        model[0] = nn.Linear(4, 4)
+        for _ in range(4):
+            _backward(model)
+            optimizer.step()
+    (event,) = table(tmp_path, "select step, kind, detail from events")
+    assert (event["step"], event["kind"]) == (2, "gap")
+    assert event["detail"].startswith("0 is no longer a part of the model")
+    assert table(tmp_path, "select distinct layer from amax") == [{"layer": "1"}]
+
+
 def test_a_model_without_layers_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """There is nothing to record, and one sentence says so."""
     fp8dbg.attach(nn.ReLU(), tmp_path).close()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import sys
+import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ from fp8dbg.recording.names import named_layers
 if TYPE_CHECKING:
     from torch import nn
 
+    from fp8dbg.recording.layer import Layer
     from fp8dbg.recording.watch import Watch
 
 STEPS = 3
@@ -34,11 +36,12 @@ class Silence:
     def __init__(self) -> None:
         self._steps = 0
         self._compiled: set[int] = set()
+        self._model: Callable[[], nn.Module | None] = lambda: None
         self._rewritten: Counter[int] = Counter()
 
     def look_at(self, model: nn.Module) -> None:
-        """Note which modules there is compiled code for, before anything is called."""
-        self._compiled = _with_code(model)
+        """Note the model, and which modules there is compiled code for, before anything is called."""
+        self._compiled, self._model = _with_code(model), weakref.ref(model)
 
     def rewritten(self, watch: Watch) -> str | None:
         """Somebody has written into a layer's weight within a step; what to say of it, once."""
@@ -61,12 +64,23 @@ class Silence:
                 "model was compiled before fp8dbg was attached, and code that was compiled already calls no hooks. "
                 "Attach first, or call torch._dynamo.reset() now."
             )
+        gone = self._gone(silent)
+        if gone:
+            return (
+                f"{gone[0]} is no longer a part of the model, nor are {len(gone) - 1} further layers: replaced after "
+                "fp8dbg was attached, and what took their place is not recorded. Attach to the model as it is trained."
+            )
         if silent and len(silent) == len(watches):
             return (
                 f"No call of any of the {len(watches)} layers was seen in {STEPS} steps: nothing is recorded. Attach "
                 "to the model that is trained, and before torch.compile."
             )
         return None
+
+    def _gone(self, silent: Sequence[Layer]) -> list[str]:
+        model = self._model() if silent else None
+        there = set() if model is None else {id(module) for module in model.modules()}
+        return [layer.name for layer in silent if there and id(layer.module) not in there]
 
 
 def _with_code(model: nn.Module) -> set[int]:
