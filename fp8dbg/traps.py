@@ -161,13 +161,15 @@ class Needs:
 
     def missing(self, m: Machine, capability: tuple[int, int] | None) -> str:
         """What is missing, in words; "" where it runs."""
+        if not m.has("transformer-engine"):
+            return "needs Transformer Engine, which is not installed"
         if not m.has("transformer-engine", self.version):
-            return f"needs Transformer Engine {_dotted(self.version)}"
+            return f"needs Transformer Engine {_dotted(self.version)} or newer"
         if capability is None or capability < self.least:
             return f"needs compute capability {_dotted(self.least)}"
         if capability >= self.below:
             return f"is not there for compute capability {_dotted(capability)} yet"
-        return f"needs CUDA {_dotted(self.cuda)}" if (m.cuda or ()) < self.cuda else ""
+        return f"needs CUDA {_dotted(self.cuda)} or newer" if (m.cuda or ()) < self.cuda else ""
 
 
 RECIPES = {

@@ -97,8 +97,15 @@ def test_which_recipe_runs(
 def test_an_older_version_lacks_recipes() -> None:
     """Transformer Engine 2.1 has no current scaling; without it there is nothing to say."""
     old = Machine(**HOPPER, versions={"transformer-engine": (2, 1)})
-    assert {row["recipe"]: row["remark"] for row in recipes(old)}["current"] == "needs Transformer Engine 2.2"
+    assert {row["recipe"]: row["remark"] for row in recipes(old)}["current"] == "needs Transformer Engine 2.2 or newer"
     assert recipes(Machine(**HOPPER)) == []
+
+
+def test_a_recipe_that_is_asked_for_where_its_library_is_absent() -> None:
+    """What to install is said, not a version as if one were there."""
+    machine = Machine(**HOPPER, command=(*MEGATRON, "--fp8-recipe", "tensorwise"))
+    (detail,) = (trap.detail for trap in found(machine) if trap.name == "recipe_does_not_run")
+    assert "needs Transformer Engine, which is not installed" in detail
 
 
 def test_a_variable_shows_in_the_recipe_that_it_changes() -> None:
