@@ -20,20 +20,25 @@
 --   highest_at: step of the largest reach
 --   rows_infinite: rows with an infinite element
 --   first_infinite: first step with an infinite element
-with kept as (  -- every delayed scale begins at 1: where a layer goes from BF16 to FP8 in mid-run that says nothing
-    select * from amax
-    where scale is not null
-        and not (scale = 1 and (layer, step) in (select (layer, step) from events where kind = 'fp8'))
+with began as (  -- where a layer goes from BF16 to FP8 in mid-run
+    select layer, max(step) as began from events where kind = 'fp8' group by layer
 ),
 set_since as (
-    select layer, tensor, min(step) as first_set from kept where scale <> 1 group by layer, tensor
+    select layer, tensor, min(step) as first_set
+    from amax left join began using (layer)
+    where scale <> 1 and (began is null or step >= began)
+    group by layer, tensor
+),
+kept as (  -- every delayed scale begins at 1: until it is set for the first time in FP8 that says nothing
+    select a.*, s.first_set
+    from amax as a
+    left join began as b using (layer)
+    left join set_since as s on a.layer = s.layer and a.tensor = s.tensor
+    where scale is not null
+        and not (scale = 1 and b.began is not null and a.step >= b.began and a.step < coalesce(s.first_set, a.step + 1))
 ),
 back as (
-    select a.layer, a.tensor, min(a.step) as back_at_one
-    from kept as a
-    join set_since as s on a.layer = s.layer and a.tensor = s.tensor and a.step > s.first_set
-    where a.scale = 1
-    group by a.layer, a.tensor
+    select layer, tensor, min(step) as back_at_one from kept where scale = 1 and step > first_set group by layer, tensor
 )
 select
     layer, tensor,

@@ -175,6 +175,28 @@ raise SystemExit(2)
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 
+def test_a_census_where_no_more_threads_can_be_started_is_right() -> None:
+    """A process may have as many as it is allowed: those it has count on, and the one at hand does the work."""
+    code = """
+import threading, torch
+from fp8dbg.numerics.census import census
+torch.set_num_threads(4)
+x = torch.randn(4_194_304).bfloat16()
+census(x[: 2**21])  # one more thread
+expected = torch.bincount(x.view(torch.int16).long() & 0xFFFF, minlength=65536)
+
+def none_left(self):
+    raise RuntimeError("can't start new thread")
+
+threading.Thread.start = none_left
+for _ in range(20):
+    codes, counts = census(x).codes()
+    assert torch.equal(torch.as_tensor(counts).long(), expected[torch.as_tensor(codes).long()])
+    assert int(counts.sum()) == x.numel()
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
 COUNT = """
 import sys, torch
 from fp8dbg.numerics.census import census

@@ -106,6 +106,34 @@ def test_scales_in_force_are_used() -> None:
     assert clipped[1].abs().max() == pytest.approx(b.abs().max().item() / 4, rel=0.07)
 
 
+@pytest.mark.parametrize("gemm", GEMMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("times", [1.0, 4.0, 64.0, 2.0**14, 2.0**30])
+def test_what_little_the_casts_leave_is_measured_by_itself(times: float, dtype: torch.dtype, gemm: str) -> None:
+    """Both operands clipped ever harder: rounding the exact product says nothing of what is left of it."""
+    recipe, roles = recipe_named("delayed"), OPERANDS[gemm]
+    a, b = operands(gemm, dtype)
+    scales = [times * tensor_scale(x, recipe, role) for x, role in zip((a, b), roles, strict=True)]
+    made = gemm_figures(*shadow(gemm, a, b, recipe, None, *scales))
+    casts = [quantise(x, recipe, role, gemm, s) for x, role, s in zip((a, b), roles, scales, strict=True)]
+    exact, left = whole(gemm, a, b), whole(gemm, *casts)
+    size = float(exact.norm())
+    assert made.norm_ratio == pytest.approx(float(left.norm()) / size, rel=4e-3)
+    assert made.cosine == pytest.approx(float((exact * left).sum() / (exact.norm() * left.norm())), abs=4e-3)
+    assert made.rel_l2 == pytest.approx(float((left - exact).norm()) / size, rel=1e-2)
+    assert made.grad_alignment == pytest.approx(float((exact * left).sum() / exact.square().sum()), rel=1e-2)
+
+
+@pytest.mark.parametrize("gemm", GEMMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_where_the_casts_leave_nothing_there_is_no_direction(dtype: torch.dtype, gemm: str) -> None:
+    """All of one operand flushed: cosine does not exist, the error is all of it."""
+    a, b = operands(gemm, dtype)
+    made = gemm_figures(*shadow(gemm, 2.0**-30 * a, b, recipe_named("unscaled")))
+    assert (made.cosine, made.norm_ratio, made.grad_alignment) == (None, 0.0, 0.0)
+    assert made.rel_l2 == pytest.approx(1.0, rel=1e-6)
+
+
 def test_leading_axes_are_tokens() -> None:
     """[batch, time, features] counts as [batch * time, features]; without rows, all tokens are compared."""
     x, w = normal(2, 5, 32), normal(8, 32, seed=1)

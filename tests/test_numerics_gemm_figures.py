@@ -106,6 +106,13 @@ def test_non_finite_operands_give_no_figures() -> None:
     assert gemm_figures(*shadow("fprop", x, w, recipe_named("current"), clean)).rel_l2 == pytest.approx(0.037, rel=0.3)
 
 
+def test_rows_that_only_the_exact_gemm_has_not_finite_give_no_figures() -> None:
+    """FP8 makes an Inf its maximum: the finite result is no share of an infinite one."""
+    exact, emulated = torch.tensor([[1.0, float("inf")]]), torch.tensor([[1.0, 448.0]])
+    figures = gemm_figures(exact, emulated, emulated, emulated, real=emulated)
+    assert {name for name, value in figures.row().items() if value is not None} == {"rows_measured"}
+
+
 def test_figures_are_columns_of_gemms() -> None:
     """Every attribute is a column of the table."""
     assert set(GemmFigures(rows_measured=0).row()) <= set(TABLES["gemms"].names)

@@ -231,6 +231,32 @@ def test_a_resumed_training_goes_on_counting(tmp_path: Path) -> None:
     assert [row["step"] for row in _steps(tmp_path)] == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("before", [None, "delayed"])
+@pytest.mark.parametrize("idle", [0, 3])
+def test_fp8_after_a_restart_begins_anew_or_has_lost_its_state(before: str | None, idle: int, tmp_path: Path) -> None:
+    """Where the session before was BF16 a scale of 1 is the first, for as long as no gradient has set it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 8))
+    for first, recipe in ((0, before), (50, "delayed")):
+        if recipe is not None:
+            fp8dbg.simulate(model, recipe)
+            for name, buffer in model.named_buffers():
+                buffer.fill_(1.0 if name.endswith("scales") else 0.0)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with fp8dbg.attach(model, tmp_path, optimizer, every=5, first_step=first):
+            for step in range(50):
+                share = 0.0 if first and step < idle else 1.0
+                loss = share * model(torch.randn(32, 64)).square().mean()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+    with fp8dbg.open_run(tmp_path) as run:
+        begun = [row["step"] for row in run.rows("select step from events where kind = 'fp8'")]
+        lost = [f for f in run.findings() if f.code == "frozen_scale"]
+    assert begun == ([] if before else [50, 50])
+    assert bool(lost) == bool(before)
+
+
 @pytest.mark.parametrize(("first", "said"), [(0, True), (1, True), (2, False)])
 def test_recording_a_step_again_is_said(
     first: int, said: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture

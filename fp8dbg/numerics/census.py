@@ -98,7 +98,11 @@ def _count_on_host(flat: torch.Tensor, empty: Callable[..., torch.Tensor]) -> An
 
     def count(start: int, stop: int) -> AnyCounts:
         first = min(start + _LARGEST_PART, stop)
-        counts = _count_words(words[start:first], tables.pop()).astype(dtype, copy=False)
+        try:
+            memory = tables.pop()
+        except IndexError:  # no thread could be started, and somebody has taken its part twice
+            memory = torch.empty((lanes, CODES), dtype=torch.int32)
+        counts = _count_words(words[start:first], memory).astype(dtype, copy=False)
         for i in range(first, stop, _LARGEST_PART):
             more = torch.empty((lanes, CODES), dtype=torch.int32)
             counts += _count_words(words[i : min(i + _LARGEST_PART, stop)], more)

@@ -20,6 +20,8 @@ from fp8dbg.numerics.tiles import on_host
 
 _PART = 1 << 22
 LARGEST_BLOCK = 128
+_MUCH = 0.5
+"""Of the exact product: an error this large is no longer added to it to get what is left."""
 
 
 class Shadow(NamedTuple):
@@ -102,13 +104,12 @@ def shadow(
         raise UnknownNameError("GEMM", gemm, list(OPERANDS))
     first, second = OPERANDS[gemm]
     a, b = (x.detach().reshape(math.prod(x.shape[:-1]), x.shape[-1]) for x in (a, b))
+    a_in, b_in = _Operand(a, recipe, first, gemm, scale_a), _Operand(b, recipe, second, gemm, scale_b)
     if gemm == "wgrad":
-        few = b.t(), cast_error(b, recipe, second, gemm, scale_b).t()
-        turned = _against_all(few, _Operand(a, recipe, first, gemm, scale_a), precise=False)
+        turned = _against_all(_Few(b.t(), b_in.error(b).t(), lambda: b_in.seen(b).t()), a_in, precise=False)
         return Shadow(turned.exact, turned.both, turned.only_b, turned.only_a)
-    a_in = _Operand(a, recipe, first, gemm, scale_a).scaled()
-    part = a if rows is None else a.index_select(0, rows.to(a.device))
-    return _against_all((part, a_in.error(part)), _Operand(b, recipe, second, gemm, scale_b), precise)
+    a_in, part = a_in.scaled(), a if rows is None else a.index_select(0, rows.to(a.device))
+    return _against_all(_Few(part, a_in.error(part), lambda: a_in.seen(part)), b_in, precise)
 
 
 def shadow_gemm(a: Tensor, b: Tensor, a_q: Tensor, b_q: Tensor) -> Shadow:
@@ -137,21 +138,39 @@ class _Operand(NamedTuple):
     def error(self, part: Tensor, empty: Callable[..., Tensor] = torch.empty) -> Tensor:
         return cast_error(part, self.recipe, self.role, self.gemm, self.scale, empty)
 
+    def seen(self, part: Tensor) -> Tensor:
+        """What the GEMM sees of a part, float32."""
+        return cast(part, self.recipe, self.role, self.gemm, self.scale, torch.float32).dequantised()
 
-def _against_all(few: tuple[Tensor, Tensor], operand: _Operand, precise: bool) -> Shadow:
-    """A few rows [r, k] and their error against the whole of the other operand, some output columns at a time.
+
+class _Few(NamedTuple):
+    """Rows of one operand, [r, k], their error, and what gives the values seen of them."""
+
+    values: Tensor
+    error: Tensor
+    seen: Callable[[], Tensor]
+
+
+def _against_all(few: _Few, operand: _Operand, precise: bool) -> Shadow:
+    """A few rows against the whole of the other operand, some output columns at a time.
 
     A part begins at a multiple of the largest block and holds the contraction whole, so it is cast as in the whole.
+    Where the casts leave little of the product, that would be the rounding of a difference: it is computed by itself.
     """
     operand = operand.scaled()
     stored = 0 if operand.gemm == "fprop" else 1
-    width = max(_PART // max(few[0].shape[1], 1) // LARGEST_BLOCK, 1) * LARGEST_BLOCK
+    width = max(_PART // max(few.values.shape[1], 1) // LARGEST_BLOCK, 1) * LARGEST_BLOCK
+    split = torch.split(operand.values, width, dim=stored)
     parts = []
-    for values in torch.split(operand.values, width, dim=stored):
+    for values in split:
         error = operand.error(values, scratch("error"))
         turned = (values, error) if stored else (values.t(), error.t())
-        parts.append(_products(*few, *turned, precise))
-    return parts[0] if len(parts) == 1 else Shadow(*(torch.cat(p, dim=1) for p in zip(*parts, strict=True)))
+        parts.append(_products(few.values, few.error, *turned, precise))
+    made = parts[0] if len(parts) == 1 else Shadow(*(torch.cat(p, dim=1) for p in zip(*parts, strict=True)))
+    if torch.dist(made.both, made.exact) > _MUCH * torch.linalg.vector_norm(made.exact):
+        rows, seen = few.seen(), map(operand.seen, split)
+        made = made._replace(both=torch.cat([rows @ (part if stored else part.t()) for part in seen], dim=1))
+    return made
 
 
 def _products(a: Tensor, error_a: Tensor, b: Tensor, error_b: Tensor, precise: bool) -> Shadow:
@@ -259,8 +278,8 @@ def _finite(value: float) -> float | None:
 
 
 def _ratio(part: float, whole: float) -> float | None:
-    return _finite(part / whole) if whole else None
+    return _finite(part / whole) if whole and math.isfinite(whole) else None
 
 
 def _root_ratio(part: float, whole: float) -> float | None:
-    return _finite(math.sqrt(part / whole)) if whole > 0 and part >= 0 else None
+    return _finite(math.sqrt(part / whole)) if 0 < whole < math.inf and part >= 0 else None

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from fp8dbg.recording.sampling import Sampling
     from fp8dbg.runs.writer import RunWriter
 
+_LEFT_OUT = "A gradient scaler left the optimizer's step out: the gradients held Inf or NaN."
+
 
 class Books:
     """A session's rows before they are written. What training calls is guarded.
@@ -47,6 +49,8 @@ class Books:
         self._losses = Losses()
         self._done: list[Call] = []
         self._factors: dict[int, float | Tensor] = {}
+        self._left_out: list[tuple[int, bool | Tensor]] = []
+        self._last_left_out = -1
         self._told_unknown = False
 
     def lost(self, what: str, error: Exception) -> None:
@@ -74,6 +78,10 @@ class Books:
                 "began from something that was made of the result. Call run.log(loss=...)."
             )
 
+    def left_out(self, step: int, flag: bool | Tensor) -> None:
+        """A gradient scaler may have left out the optimizer's part of a step: where the flag is set, it has."""
+        self._left_out.append((step, flag))
+
     def open(self, step: int, sampled: bool) -> None:
         """The step that begins. After a trigger its tensors are saved at once; before one they are kept, in case."""
         self.step = step
@@ -90,6 +98,7 @@ class Books:
         self.write_amaxes(done)
         self.write_figures(done)
         self.write_losses()
+        self.write_left_out()
 
     @guarded("amax")
     def write_amaxes(self, done: list[Call]) -> None:
@@ -123,6 +132,15 @@ class Books:
     def write_losses(self) -> None:
         """Rows of ``steps`` that had to wait."""
         self.log.settle()
+
+    @guarded("steps that a gradient scaler left out")
+    def write_left_out(self) -> None:
+        """Events of steps that no optimizer took."""
+        flags, self._left_out = self._left_out, []
+        for step, flag in flags:
+            if step != self._last_left_out and flag:
+                self._last_left_out = step
+                self.writer.event(step, "left_out", None, _LEFT_OUT)
 
     def close_step(self, row: Row, sampled: bool) -> None:
         """The step's own row; after a step measured in full everything is on disk."""

@@ -8,15 +8,24 @@ import weakref
 import torch
 from torch import Tensor
 
-from fp8dbg.numerics.memory import scratch
+from fp8dbg.numerics.memory import LARGEST_SCRATCH, scratch
+
+_pass = 0
+
+
+def next_pass() -> None:
+    """A microbatch or a step is over: from now on no tensor counts as one that was seen before."""
+    global _pass
+    _pass += 1
 
 
 def version_of(tensor: Tensor) -> object:
-    """Changes with every write in place; an inference tensor keeps no count of them, so its is never the same.
+    """Changes with every pass, and with every write in place within one; an inference tensor's is never the same.
 
-    Writes through ``tensor.data`` or numpy are not counted: torch's autograd does not see them either.
+    Writes through ``tensor.data`` or numpy are not counted, as torch's autograd does not see them either: a buffer that
+    every batch is put into that way is another tensor from pass to pass, but not from layer to layer.
     """
-    return object() if tensor.is_inference() else tensor._version
+    return object() if tensor.is_inference() else (_pass, tensor._version)
 
 
 class _Copied(threading.local):
@@ -39,7 +48,9 @@ def copied(role: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     same = _copied.original is not None and _copied.original() is tensor and _copied.version == version
     if same and last is not None and last.dtype == dtype and last.data_ptr() == memory.data_ptr():
         return last
-    _copied.original = None  # should the copy fail midway
-    _copied.copy, _copied.version = memory.copy_(tensor), version
-    _copied.original = weakref.ref(tensor)
+    _copied.original = _copied.copy = None  # should the copy fail midway
+    memory.copy_(tensor)
+    if memory.nbytes <= LARGEST_SCRATCH:  # more is memory of its own, and goes with its last user
+        _copied.copy, _copied.version = memory, version
+        _copied.original = weakref.ref(tensor)
     return memory

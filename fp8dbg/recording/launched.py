@@ -178,6 +178,7 @@ class Attacher:
         known: Callable[[], list[nn.Module]] = list,
     ) -> None:
         self._options, self._tell, self._known, self._attached = options, tell, known, 0
+        self._planned_before: set[str] = set()
 
     def __call__(self, model: nn.Module) -> None:
         """Apply the plan, if there is one, and attach; a model without a layer that can be recorded is passed over.
@@ -202,12 +203,13 @@ class Attacher:
         if not file:
             return None
         try:
-            applied = planned.apply(file, model, self._known)
+            applied = planned.apply(file, model, self._known, self._planned_before)
         except Exception as error:
             detail = " ".join(f"The fallback plan {file} cannot be applied, so nothing is trained: {error}".split())
             self._tell(f"failed {detail}")
             logger.error("fp8dbg: %s", detail, exc_info=os.environ.get("FP8DBG_DEBUG") == "1")
             raise SystemExit(UsageError.exit_code) from error
+        self._planned_before.update(applied.layers)
         for word in applied.words():
             self._tell(word)
         return applied

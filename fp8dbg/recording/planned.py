@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -23,7 +23,7 @@ class Applied:
     Attributes:
         file: the plan's.
         layers: those of the plan that the model has.
-        missing: those that it has not, and that may be another model's or another rank's.
+        missing: those that no model of this process has; they may be another rank's.
         said: a sentence for each thing that a host did otherwise than planned.
     """
 
@@ -39,7 +39,7 @@ class Applied:
         for sentence in self.said:
             yield "plan", None, f"Not as planned: {sentence}"
         for layer in self.missing:
-            yield "plan", layer, f"The fallback plan {self.file} names it; this rank's model has no such layer."
+            yield "plan", layer, f"The fallback plan {self.file} names it; this rank has no such layer."
 
     def words(self) -> Iterator[str]:
         """For the launcher, which knows the other processes."""
@@ -50,13 +50,16 @@ class Applied:
             yield "elsewhere"
 
 
-def apply(file: str, model: nn.Module, others: Callable[[], Sequence[nn.Module]]) -> Applied:
+def apply(
+    file: str, model: nn.Module, others: Callable[[], Sequence[nn.Module]], earlier: Collection[str] = ()
+) -> Applied:
     """Apply the part of a plan that is this model's.
 
     Args:
         file: of the plan.
         model: about to be trained.
         others: further models that this process will train, as far as they are known.
+        earlier: layers of the plan that models before this one had.
 
     Raises:
         UsageError: it is no plan, or cannot be applied, or a layer is in no model: a process that is one of several may
@@ -65,13 +68,15 @@ def apply(file: str, model: nn.Module, others: Callable[[], Sequence[nn.Module]]
     hooks = import_module("fp8dbg.hooks")  # which is above this room
     plan = Plan.from_json(Path(file).read_text(encoding="utf-8"))
     own = hooks.layers_of(model)
-    missing = tuple(dict.fromkeys(entry.layer for entry in plan.entries if entry.layer not in own))
-    if missing and _world_size() == 1:
-        known = {*own, *(name for other in others() for name in hooks.layers_of(other))}
-        _refuse([layer for layer in missing if layer not in known], sorted(known))
+    missing = [layer for layer in dict.fromkeys(entry.layer for entry in plan.entries) if layer not in own]
+    if missing:
+        known = {*own, *earlier, *(name for other in others() for name in hooks.layers_of(other))}
+        missing = [layer for layer in missing if layer not in known]
+        if _world_size() == 1:
+            _refuse(missing, sorted(known))
     part = Plan(tuple(entry for entry in plan.entries if entry.layer in own))
     said = hooks.apply_fallback(model, part)
-    return Applied(file, tuple(part.as_fallback()), missing, tuple(map(str, said)))
+    return Applied(file, tuple(part.as_fallback()), tuple(missing), tuple(map(str, said)))
 
 
 def _refuse(wrong: Sequence[str], known: list[str]) -> None:

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from fp8dbg.recording.books import Books
 from fp8dbg.recording.calls import Call
+from fp8dbg.recording.copies import next_pass
 from fp8dbg.recording.extents import LastSeen
 from fp8dbg.recording.guard import guarded, logger, sentence
 from fp8dbg.recording.layer import Layer
@@ -36,9 +37,6 @@ _MOST_ON_DEVICE = 1 << 15
 
 _VITAL = frozenset({"root_finished", "optimizer_stepped", "next_step"})
 """Methods without which no row could say which step it is of."""
-
-
-_LEFT_OUT = "A gradient scaler left the optimizer's step out: the gradients held Inf or NaN."
 
 
 @dataclass
@@ -128,6 +126,7 @@ class Recorder:
         self._own_microbatches = True
         self.microbatch = index
         self.tick += 1
+        next_pass()
 
     def end_step(self) -> None:
         """Say that the step is over. From the first use on, optimizers are not counted."""
@@ -194,6 +193,7 @@ class Recorder:
             if not call.finished:
                 self.finish(call)
         self.waiting.clear()
+        next_pass()
         if not self._own_microbatches:
             self.microbatch += 1
             self.tick += 1
@@ -207,25 +207,35 @@ class Recorder:
         if self._by_hand:
             return
         if not self.parts.optimizers.ours(optimizer):
-            if self.parts.optimizers.left_out(optimizer):
+            if self.parts.optimizers.not_given(optimizer):
                 self._say_not_counted(optimizer)
             return
+        flag = getattr(optimizer, "found_inf", None)  # a fused optimizer leaves its step out by itself, on its device
+        if isinstance(flag, Tensor) and not self.paused:
+            self.books.left_out(self.step - self._is_late(optimizer), flag)
         key = id(optimizer)
         if key in self.stepped:
             self.next_step()
-        elif self._last_stepped and key not in self._last_stepped and not self.stepped and self.idle():
-            self._last_stepped.add(key)  # one more optimizer of the step that has just ended
+        elif self._is_late(optimizer):
+            self._last_stepped.add(key)
             return
         self.stepped.add(key)
         if len(self.stepped) >= self.parts.optimizers.count():
             self.next_step()
 
+    def _is_late(self, optimizer: Optimizer) -> bool:
+        """Whether this is one more optimizer of the step that has just ended."""
+        known = id(optimizer) in self._last_stepped
+        return bool(self._last_stepped) and not known and not self.stepped and self.idle()
+
     @guarded("steps that a gradient scaler leaves out")
     def step_left_out(self, optimizer: Optimizer) -> None:
-        """A gradient scaler has left this optimizer's step out: where steps are counted, it is one all the same."""
-        if self.parts.optimizers.ours(optimizer):
-            self.event("left_out", None, _LEFT_OUT)
-            self.optimizer_stepped(optimizer)
+        """A gradient scaler has not called this optimizer: where steps are counted, it is one all the same."""
+        counted = self.parts.optimizers.counted(optimizer)
+        if counted is not None:
+            if not self.paused:
+                self.books.left_out(self.step - self._is_late(counted), True)
+            self.optimizer_stepped(counted)
 
     @guarded("what follows the next step")
     def next_step(self) -> None:
@@ -247,6 +257,7 @@ class Recorder:
 
     def decide(self) -> None:
         """Whether the step that begins is measured in full; if so, the emulated scales are brought up to date."""
+        next_pass()
         self.reason = self.sampling.decide(self.step)
         self.paused = self.sampling.settings.stop or bool(self.writer.stopped) or not _VITAL.isdisjoint(self.off)
         self.sampled = self.reason is not None and not self.paused

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import islice
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.amp import GradScaler
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 __all__ = ["Root", "root_of", "unscale", "watch_scalers"]
 
@@ -33,17 +35,24 @@ _Method = Callable[..., Any]
 _noted = False
 """Whether any scaler has noted a loss in this process: if none has, no graph needs looking at."""
 
-_deciding: set[int] = set()
-"""Optimizers that a scaler is about to step or not; a ``step`` that calls its parent's is asked once."""
+
+class _Deciding(threading.local):
+    """What the thread's scaler does: None where none is about to step, else whether an optimizer has stepped."""
+
+    stepped: bool | None = None
+
+
+_deciding = _Deciding()
 
 
 def watch_scalers(left_out: Callable[[Optimizer], None]) -> Callable[[], None]:
     """Have every kind of scaler that there is note losses; returns what puts everything back.
 
     Args:
-        left_out: told of each optimizer whose step a scaler leaves out.
+        left_out: told of each optimizer that a scaler does not call.
     """
     wrapped = ExitStack()
+    wrapped.callback(register_optimizer_step_post_hook(_stepped).remove)
     for kind in _kinds(GradScaler):
         for name, around in (("scale", _noting), ("step", functools.partial(_telling, left_out))):
             if name in vars(kind):
@@ -121,22 +130,34 @@ def _noting(scale: _Method) -> _Method:
 
 def _telling(left_out: Callable[[Optimizer], None], step: _Method) -> _Method:
     def told(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        key = id(optimizer)
-        if torch.compiler.is_compiling() or not isinstance(optimizer, Optimizer) or key in _deciding:
+        # a step that calls its parent's is asked once
+        if torch.compiler.is_compiling() or _deciding.stepped is not None:
             return step(self, optimizer, *args, **kwargs)
-        taken: list[bool] = []
-        hook = optimizer.register_step_post_hook(lambda *_: taken.append(True))
-        _deciding.add(key)
+        _deciding.stepped = False
         try:
             result = step(self, optimizer, *args, **kwargs)
+            stepped = _deciding.stepped
         finally:
-            hook.remove()
-            _deciding.remove(key)
-        if not taken:
+            _deciding.stepped = None
+        if not stepped and _overflowed(self, optimizer):
             left_out(optimizer)
         return result
 
     return told
+
+
+def _stepped(*_: object) -> None:
+    if _deciding.stepped is not None:
+        _deciding.stepped = True
+
+
+def _overflowed(scaler: Any, optimizer: object) -> bool:
+    """Whether the scaler has found Inf or NaN in this optimizer's gradients; it has waited for the answer already."""
+    try:
+        found = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+        return any(bool(flag) for flag in found.values())
+    except Exception:  # noqa: BLE001  a scaler of another make must not stop the training
+        return False
 
 
 def _note(outputs: Any, scaled: Any) -> None:

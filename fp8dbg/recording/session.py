@@ -56,12 +56,20 @@ class Session:
         recorder.asked = _asked(model)
         kept = KEPT_BYTES - (RING_BYTES if self._parts.sampling.settings.trigger_dump else 0)
         recorder.probing.kept_bytes = kept // max(len(recorder.watches), 1)
+        self._remember()
         self._describe()
         recorder.described = self._describe
         self._say_what_is_odd(model)
         boundaries.listen(recorder)
         atexit.register(self.close)
         recorder.decide()
+
+    def _remember(self) -> None:
+        """Which layers computed in BF16 when an earlier session recorded them: FP8 begins anew in these."""
+        before = {one.get("layer"): one.get("recipe") for one in self._parts.writer.facts.get("layers", ())}
+        for watch in self.recorder.watches:
+            if before.get(watch.layer.name, "") is None:
+                watch.ran_in_fp8 = False
 
     def _describe(self) -> None:
         """What run.json says of the layers: at first, and again when a step was measured, for some hosts decide in each

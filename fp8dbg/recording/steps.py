@@ -51,7 +51,16 @@ class Optimizers:
         self._strangers.add(optimizer)
         return False
 
-    def left_out(self, optimizer: Optimizer) -> bool:
+    def counted(self, optimizer: Optimizer) -> Optimizer | None:
+        """Whose steps are counted where this one is to step: its own, or those of one that it wraps; None: neither."""
+        held = _parameters(optimizer)
+        wrapped = (one for one in self._found.values() if not held.isdisjoint(_parameters(one)))
+        if id(optimizer) in self._found or (known := next(wrapped, None)) is None:
+            hooked = getattr(type(optimizer).step, "hooked", False)  # else nobody sees its steps
+            return optimizer if hooked and self.ours(optimizer) else None
+        return known
+
+    def not_given(self, optimizer: Optimizer) -> bool:
         """Whether it steps the model, which none of those given do; True once for each."""
         if not self._given or optimizer in self._strangers:
             return False
@@ -60,7 +69,7 @@ class Optimizers:
 
     def _holds(self, optimizer: Optimizer) -> bool:
         model = self._model()
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        held = _parameters(optimizer)
         return model is not None and any(id(p) in held for p in model.parameters())
 
     def count(self) -> int:
@@ -82,6 +91,11 @@ class Optimizers:
     def names(self) -> list[str]:
         """Their classes, for run.json."""
         return [type(o).__name__ for o in self._found.values()]
+
+
+def _parameters(optimizer: Optimizer) -> set[int]:
+    """Ids of what it updates."""
+    return {id(p) for group in optimizer.param_groups for p in group["params"]}
 
 
 def _unwrapped(optimizer: object) -> Optimizer:

@@ -133,6 +133,11 @@ class RunWriter:
                     self._save(saved, step, layer, name, tensor)
         return saved
 
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What this rank's run.json says: until it is told anew, what an earlier session's said."""
+        return self._fingerprint
+
     def update_fingerprint(self, **facts: Any) -> None:
         """Add facts to this rank's run.json, replacing those of the same name."""
         with self._mutex:

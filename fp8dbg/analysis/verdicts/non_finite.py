@@ -6,8 +6,8 @@ Cause: overflow in the layer before the first input; in the layer itself if its 
 weight update if a weight is first (its gradient was not finite one step earlier).
 Remedy: look at the origin, not at what follows it; skip the step or the batch, clip, and restore a checkpoint.
 False alarm when: a loss scaler for float16 probes for overflow and skips the step: gradients of single steps hold Inf,
-weights and loss stay finite. What passes within two recorded steps, or is seen only on steps that a scaler left out,
-and leaves the loss finite is only watched.
+weights and loss stay finite. What leaves the loss finite and passes within two recorded steps is only watched; so is
+what is seen only on steps that a scaler left out, if there are few or training went on after them.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ EXPLAINS: frozenset[str] = frozenset(
 
 FORWARD = {"input": 0, "weight": 1, "output": 2}
 BACKWARD = {"grad_output": 0, "grad_input": 1, "grad_weight": 2}
+
+_SEARCH = 20
+"""Steps that a scaler may leave out at the end of a run: it starts at 2^16 and halves its scale on each of them."""
 
 
 def judge(evidence: Evidence) -> Iterator[Finding]:
@@ -51,7 +54,9 @@ def _finding(evidence: Evidence, origin: Row, rows: list[Row]) -> Finding:
     spread = sum(r["step"] == step for r in rows) - 1
     finite = evidence.run["steps_without_loss"] == 0
     left_out = not any(r["taken"] for r in rows)
-    passing = finite and (left_out or all(r["steps"] <= 2 for r in rows))
+    longest, last = max(r["steps"] for r in rows), max(r["last_step"] for r in rows)
+    goes_on = longest <= _SEARCH or last < evidence.run["last_step"]
+    passing = finite and (longest <= 2 or (left_out and goes_on))
     what = "NaN" if origin["nan"] else "Inf"
     return Finding(
         code=CODE,
@@ -61,7 +66,7 @@ def _finding(evidence: Evidence, origin: Row, rows: list[Row]) -> Finding:
         tensor=tensor,
         gemm=next((g for g, result in _RESULTS.items() if result == tensor), None),
         first_step=step,
-        last_step=max(r["last_step"] for r in rows),
+        last_step=last,
         summary=f"{what} appears first in {tensor} of {origin['layer']}, "
         f"{period(step, origin['last_step'], evidence.end)} ({_count(origin)}, rank {origin['rank']}); "
         f"{spread or 'no'} other tensors hold one on that step.",
