@@ -74,6 +74,39 @@ def test_layers_that_share_an_input_share_its_copy_until_it_changes(tmp_path: Pa
     assert first == second == pytest.approx(third / 4, rel=1e-6)
 
 
+@pytest.mark.parametrize("every", [0, 1])
+@pytest.mark.parametrize("autocast", [True, False])
+def test_a_buffer_that_batches_are_put_into_past_autograd_is_read_anew(
+    every: int, autocast: bool, tmp_path: Path
+) -> None:
+    """Neither numpy nor ``tensor.data`` counts as a write: from pass to pass the same tensor may hold other values."""
+    layer, batch = nn.Linear(8, 4), torch.zeros(16, 8)
+    amaxes = []
+    with fp8dbg.attach(layer, tmp_path, every=every, recipe="current") as run:
+        for step in range(3):
+            batch.data.copy_(torch.randn(16, 8) * 10.0**step)
+            amaxes.append(batch.to(torch.bfloat16 if autocast else torch.float32).abs().max().item())
+            with torch.autocast("cpu", torch.bfloat16, autocast):
+                layer(batch).float().square().mean().backward()
+            run.step()
+    for name in ("amax", "tensors") if every else ("amax",):
+        found = table(tmp_path, f"select amax from {name} where tensor = 'input' order by step")
+        assert [row["amax"] for row in found] == amaxes
+
+
+def test_a_large_copy_of_an_input_goes_with_its_last_user(tmp_path: Path) -> None:
+    """Memory that nobody uses again is not held, neither between steps nor when the session is closed."""
+    from fp8dbg.numerics.memory import LARGEST_SCRATCH
+    from fp8dbg.recording.copies import _copied
+
+    layer, tokens = nn.Linear(64, 4), LARGEST_SCRATCH // 64
+    for rows, held in ((16, True), (tokens, False)):
+        with fp8dbg.attach(layer, tmp_path / str(rows), every=1) as run, torch.autocast("cpu", torch.bfloat16):
+            layer(torch.randn(rows, 64)).float().square().mean().backward()
+            run.step()
+        assert (_copied.copy is not None) is held
+
+
 def test_two_sessions_do_not_share_the_memory_of_a_copied_input(tmp_path: Path) -> None:
     """Two models recorded in one thread by turns: a layer gets no copy that the other session has written over."""
     one, other = (nn.ModuleDict({"q": nn.Linear(32, 32), "k": nn.Linear(32, 32)}) for _ in range(2))
