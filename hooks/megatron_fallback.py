@@ -28,14 +28,14 @@ def write_fallback(plan: plans.Plan, stages: Sequence[int] = (), model_layers: C
             --first-last-layers-bf16.
 
     Megatron switches whole modules: a plan for some GEMMs keeps the module's other GEMMs in BF16 too, one for an
-    expert of a grouped linear all its experts, and says so. A recipe that the file cannot name is said in a comment
-    and the layer left as it is.
+    expert of a grouped linear all its experts, and says so, as it does of experts whose recipe is another than the one
+    that all of them get. A recipe that the file cannot name is said in a comment and the layer left as it is.
     """
     names: dict[str, str] = {}
     matchers, notes = [], []
     for number, (layer, (recipes, experts)) in enumerate(_by_module(plan).items(), 1):
         recipe, note = _recipe_of(layer, recipes)
-        notes += note + plans.comment(experts)
+        notes += note + plans.comment(_together(layer, experts, recipe))
         if recipe is None:
             continue
         pattern, hit = _local(layer, stages)
@@ -53,18 +53,27 @@ def write_fallback(plan: plans.Plan, stages: Sequence[int] = (), model_layers: C
     return plans.text_of([*lines, *_mapping("configs", configs), *_mapping("matchers", matchers)])
 
 
-def _by_module(plan: plans.Plan) -> dict[str, tuple[plans.Recipes, str]]:
-    """Module -> its recipes by GEMM, and what must be said where its experts are layers of their own: it is one."""
-    modules: dict[str, tuple[plans.Recipes, list[str]]] = {}
+def _by_module(plan: plans.Plan) -> dict[str, tuple[plans.Recipes, dict[str, plans.Recipes]]]:
+    """Module -> its recipes by GEMM, and those of each layer of the plan that is it or one of its experts."""
+    modules: dict[str, tuple[plans.Recipes, dict[str, plans.Recipes]]] = {}
     for layer, recipes in plans.by_layer(plan).items():
         module = _EXPERT.sub("", layer)
-        merged, experts = modules.setdefault(module, ({}, []))
+        merged, planned = modules.setdefault(module, ({}, {}))
         merged.update({g: label for g, label in recipes.items() if merged.get(g) != "bf16"})
-        experts += [layer.removeprefix(f"{module}.")] if module != layer else []
-    return {
-        module: (merged, f"{module}: {', '.join(experts)} planned; all its experts go together." if experts else "")
-        for module, (merged, experts) in modules.items()
-    }
+        planned[layer] = recipes
+    return modules
+
+
+def _together(module: str, planned: dict[str, plans.Recipes], given: str | None) -> str:
+    """What must be said where a module's experts are layers of their own: it is one, and has one recipe."""
+    experts = [layer.removeprefix(f"{module}.") for layer in planned if layer != module]
+    if not experts:
+        return ""
+    asked = {layer.removeprefix(f"{module}."): set(recipes.values()) - {given} for layer, recipes in planned.items()}
+    others = [f"{label} for {layer}" for layer, labels in asked.items() for label in sorted(labels)]
+    said = f"{module}: {', '.join(experts)} planned; all its experts go together."
+    begin = f"They have one recipe, {given}; not given" if given else "Not given"
+    return f"{said} {begin}: {', '.join(others)}." if others else said
 
 
 def _mapping(name: str, lines: list[str]) -> list[str]:

@@ -8,7 +8,7 @@
 --   gemm: fprop, dgrad or wgrad
 --   host: library whose layer this is
 --   recipe: recipe the FP8 side follows
---   m: output rows
+--   m: output rows of a step, the most
 --   n: output columns
 --   k: length of the contraction
 --   first_step: first sampled step with this GEMM

@@ -1,11 +1,11 @@
 -- Question: What did each GEMM of these layers measure while a fault lasted, and what before it?
--- Reads: gemm_steps
+-- Reads: gemms, gemm_steps
 -- Parameters:
 --   faults (text, default NULL): a JSON list of objects with layer, first_step and last_step; a layer at most once
 -- Columns:
 --   layer: layer
 --   gemm: fprop, dgrad or wgrad
---   m: output rows
+--   m: output rows of one rank in a step, over its microbatches; the largest of a microbatch's calls; the most
 --   n: output columns
 --   k: length of the contraction
 --   steps: sampled steps from first_step to last_step
@@ -23,9 +23,21 @@ with faults as (
         from_json(coalesce($faults, '[]'), '[{"layer": "VARCHAR", "first_step": "BIGINT", "last_step": "BIGINT"}]'),
         recursive := true
     )
+),
+of_microbatch as (
+    select layer, gemm, step, rank, max(m) as m
+    from gemms
+    where layer in (select layer from faults)
+    group by layer, gemm, step, rank, microbatch
+),
+of_rank as (
+    select layer, gemm, sum(m)::bigint as m from of_microbatch group by layer, gemm, step, rank
+),
+sizes as (
+    select layer, gemm, max(m) as m from of_rank group by layer, gemm
 )
 select
-    g.layer, g.gemm, max(g.m) as m, max(g.n) as n, max(g.k) as k,
+    g.layer, g.gemm, any_value(s.m) as m, max(g.n) as n, max(g.k) as k,
     count(*) filter (where g.step between f.first_step and f.last_step) as steps,
     median(g.rel_l2) filter (where g.step between f.first_step and f.last_step) as rel_l2,
     median(g.rel_l2) filter (where g.step < f.first_step) as usual_rel_l2,
@@ -38,5 +50,6 @@ select
     median(g.grad_alignment) filter (where g.step between f.first_step and f.last_step) as grad_alignment
 from gemm_steps as g
 join faults as f on g.layer = f.layer
+left join sizes as s on g.layer = s.layer and g.gemm = s.gemm
 group by g.layer, g.gemm
 order by g.layer, g.gemm

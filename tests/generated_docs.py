@@ -65,7 +65,8 @@ def _merged() -> str:
     ]
     told = (
         "Views in which microbatches, calls and ranks are merged: counts add, extremes stay extremes, squares are "
-        "averaged by size, so a figure is that of the whole step."
+        "averaged by size, so a figure is that of the whole step. Of `kurtosis`, `peak_to_median`, `cosine`, "
+        "`norm_ratio`, `scale_delta` and `grad_alignment` it is that of the row furthest from health."
     )
     return "\n".join(["## tensor_steps and gemm_steps\n", f"{told}\n", *lines, ""])
 

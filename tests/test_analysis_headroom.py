@@ -1,24 +1,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from fp8dbg import attach, simulate
 from fp8dbg.analysis.finding import Finding
-from fp8dbg.analysis.headroom import margin_for, room_for
-from fp8dbg.analysis.run import open_run
+from fp8dbg.analysis.headroom import WORTH, margin_for, room_for
+from fp8dbg.analysis.run import Run, open_run
+from fp8dbg.numerics.formats import FORMATS
 from tests.synthetic import amax_jump, loss_spike, write_run
+
+NONE: Mapping[int, int] = {}
 
 JUMP, STEPS = 55, 80
 """The step of the bad batch, between two sampled ones, and how many steps are trained."""
 
 
 def row(recipe: str, tensor: str = "input") -> dict[str, Any]:
-    return {"recipe": recipe, "tensor": tensor}
+    return {"recipe": recipe, "tensor": tensor, "format": "e5m2" if tensor == "grad_output" else "e4m3"}
 
 
 @pytest.mark.parametrize(
@@ -35,7 +40,39 @@ def row(recipe: str, tensor: str = "input") -> dict[str, Any]:
 )
 def test_margin_is_the_one_in_force_and_the_jump_in_binades(recipe: str, times: float, margin: int | None) -> None:
     """On top of what is in force, rounded up; a power of two fits exactly."""
-    assert margin_for(row(recipe), math.log2(times)) == margin
+    assert margin_for(row(recipe), math.log2(448 * times)) == margin
+
+
+@pytest.mark.parametrize(
+    ("tensor", "largest", "margin"),
+    [
+        ("input", 464, None),
+        ("input", 464.001, 1),
+        ("input", 448 * 2.06, 1),
+        ("input", 464 * 4, 2),
+        ("input", 464.001 * 4, 3),
+        ("input", 448 * 8.25, 3),
+        ("input", 448 * 8.5, 4),
+        ("grad_output", 61439, None),
+        ("grad_output", 61440, 1),
+        ("grad_output", 61439 * 4, 2),
+        ("grad_output", 61440 * 4, 3),
+    ],
+)
+def test_margin_is_none_too_many(tensor: str, largest: float, margin: int | None) -> None:
+    """What still rounds to the maximum fits: up to E4M3's tie at 464, and below E5M2's at 61440."""
+    assert margin_for(row("delayed", tensor), math.log2(largest)) == margin
+
+
+@pytest.mark.parametrize(("tensor", "largest"), [("input", 448.0), ("grad_output", 57344.0)])
+def test_margin_is_the_smallest_that_a_trial_finds(tensor: str, largest: float) -> None:
+    """amaxes of two steps, as BF16 holds them: the scale of the first under each margin, and the cast of the second."""
+    fmt = FORMATS[row("delayed", tensor)["format"]]
+    amaxes = torch.exp(2 * torch.randn(500, 2, generator=torch.Generator().manual_seed(0))).bfloat16().float().numpy()
+    for before, now in amaxes:
+        landed = [np.float32(largest * 2.0**-margin) / before * now for margin in range(20)]
+        smallest = next(margin for margin, x in enumerate(landed) if not fmt.saturates(x))
+        assert (margin_for(row("delayed", tensor), math.log2(landed[0])) or 0) == smallest
 
 
 @pytest.mark.parametrize(
@@ -97,6 +134,65 @@ def found(folder: Path, recipe: str) -> dict[str, Finding]:
             optimizer.zero_grad()
             run.log(loss=loss.item())
     return {finding.code: finding for finding in open_run(folder).findings()}
+
+
+def trained(folder: Path, peaks: dict[int, float], few: Mapping[int, int] = NONE) -> Run:
+    """Fifty steps of one layer whose input is the same but for those on which it, or a few of its values, peak."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 8, bias=False)).to(torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    batch = torch.randn(256, 16)
+    batch /= batch.abs().max()
+    with attach(model, folder, optimizer=optimizer, recipe="delayed:history=16", every=1) as run:
+        for step in range(50):
+            x = batch * peaks.get(step, 1.0)
+            if step in few:
+                x = batch.clone()
+                x.view(-1)[: few[step]] = peaks[step]
+            model(x.bfloat16()).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            run.log(loss=1.0)
+    return open_run(folder)
+
+
+@pytest.mark.parametrize(
+    ("peaks", "few", "margin"),
+    [
+        ({30: 2.06}, NONE, 1),
+        ({30: 8.25}, NONE, 3),
+        ({20: 4.0, 40: 6.0}, NONE, 3),
+        ({30: 3.0, 31: 60.0}, {31: 32}, 5),
+    ],
+)
+def test_margin_advised_holds_every_step_of_the_finding(
+    peaks: dict[int, float], few: Mapping[int, int], margin: int, tmp_path: Path
+) -> None:
+    """The sentence, the recipe and a replay of the recorded amaxes under each margin agree."""
+    run = trained(tmp_path / "run", peaks, few)
+    (finding,) = run.findings()
+    assert (finding.code, finding.tensor) == ("saturation", "input")
+    (action,) = run.recommendation().instead
+    if margin <= WORTH:
+        assert f"margin of {margin}, or current scaling" in finding.remedy
+        assert action.recipe == f"delayed:history=16,margin={margin}"
+    else:
+        assert f"(it takes {margin}: {2**margin} times less room" in finding.remedy
+        assert action.recipe == "current"
+    amaxes = run.sql("select amax from amax where tensor = 'input' order by step").df()["amax"].to_numpy(np.float32)
+    clips = [
+        any(
+            np.float32(448 * 2.0**-m) / amaxes[max(0, step - 16) : step].max() * amaxes[step] > 464
+            for step in range(1, 50)
+        )
+        for m in range(margin + 1)
+    ]
+    assert clips == [True] * margin + [False]
+
+
+def test_lone_element_on_a_sampled_step_is_not_called_unsampled(tmp_path: Path) -> None:
+    """One value of 4,096 goes 9 times beyond on a step whose figures say that it alone clipped."""
+    assert trained(tmp_path / "run", {30: 9.0}, {30: 1}).findings() == []
 
 
 def test_margin_in_force_is_not_advised_again(tmp_path: Path) -> None:

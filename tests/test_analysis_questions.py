@@ -86,6 +86,31 @@ def test_impact_adds_over_microbatches_and_is_averaged_over_ranks(tmp_path: Path
     assert got["rel_l2"] == pytest.approx((0.125) ** 0.5)
 
 
+def test_rows_of_a_gemm_are_those_of_one_ranks_step(tmp_path: Path) -> None:
+    """Two ranks, two microbatches, the second of two calls: what a rank's sensitivity, which adds, is for each of."""
+    calls = [(rank, microbatch, call) for rank in (0, 1) for microbatch, call in ((0, 0), (1, 0), (1, 1))]
+    rows = [
+        {"step": 5, "rank": r, "microbatch": b, "call": c, "layer": "a", "gemm": "fprop", "m": 64, "sensitivity": 1.0}
+        for r, b, c in calls
+    ]
+    faults = json.dumps([{"layer": "a", "first_step": 0, "last_step": 9}])
+    (got,) = ask(folder_of(tmp_path, gemms=rows), "gemm_harm", faults=faults)
+    assert (got["m"], got["sensitivity"]) == (128, 3.0)
+
+
+def test_steps_without_a_layer_are_counted_among_those_that_its_ranks_sampled(tmp_path: Path) -> None:
+    """Of a pipeline of two ranks the first alone goes on to sample; layer b is left out on step 1 and from 4 on."""
+    rows = [tensor(step) for step in range(7)]
+    rows += [tensor(step, layer="b") for step in (0, 2, 3)]
+    rows += [tensor(step, layer="c", rank=1) for step in range(4)]
+    got = ask(folder_of(tmp_path, tensors=rows), "layer_steps")
+    assert [tuple(row.values()) for row in got] == [
+        ("a", 6, None, 7, 7, 0),
+        ("b", 3, 4, 3, 4, 3),
+        ("c", 3, None, 4, 4, 0),
+    ]
+
+
 def test_onset_lists_unbroken_stretches(tmp_path: Path) -> None:
     """Beyond the limit on steps 20, 30 and 60: two stretches with their bounds, worst values and places."""
     ratios = [0, 1, 30, 40, 2, 3, 90, 0]

@@ -364,8 +364,41 @@ def test_a_layer_that_was_replaced_is_reported(tmp_path: Path) -> None:
             optimizer.step()
     (event,) = table(tmp_path, "select step, kind, detail from events")
     assert (event["step"], event["kind"]) == (2, "gap")
-    assert event["detail"].startswith("0 is no longer a part of the model")
+    assert event["detail"].startswith("0 is no longer a part of the model: replaced after")
     assert table(tmp_path, "select distinct layer from amax") == [{"layer": "1"}]
+
+
+def _never_called(tmp_path: Path, layers: int, replaced: int) -> str:
+    """What is told of a model that nobody calls, the first of whose layers were replaced after attach."""
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(layers)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with fp8dbg.attach(model, tmp_path):
+        for index in range(replaced):
+            model[index] = nn.Linear(4, 4)
+        for _ in range(4):
+            optimizer.step()
+    (event,) = table(tmp_path, "select detail from events")
+    return str(event["detail"])
+
+
+def test_that_nothing_is_recorded_is_told_beside_what_was_replaced(tmp_path: Path) -> None:
+    """First what matters more, then the layer that nobody will ever call."""
+    told = _never_called(tmp_path, layers=3, replaced=1)
+    assert told.startswith(
+        "No call of any of the 3 layers was seen in 3 steps: nothing is recorded. 0 is no longer a part of the model: "
+        "replaced after fp8dbg was attached"
+    )
+
+
+@pytest.mark.parametrize(("replaced", "said"), [(2, ", nor is 1 further layer: "), (3, ", nor are 2 further layers: ")])
+def test_further_layers_that_were_replaced_are_counted(replaced: int, said: str, tmp_path: Path) -> None:
+    """One, and several."""
+    assert f"0 is no longer a part of the model{said}replaced" in _never_called(tmp_path, layers=4, replaced=replaced)
+
+
+def test_a_single_layer_that_is_never_called_is_named(tmp_path: Path) -> None:
+    """Not as any of the 1 layers."""
+    assert "No call of 0 was seen in 3 steps: nothing is recorded. Attach" in _never_called(tmp_path, 1, replaced=0)
 
 
 def test_a_model_without_layers_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import count
 from typing import Any
+
+import numpy as np
 
 from fp8dbg.analysis.scales import is_delayed, recipe_of
 from fp8dbg.analysis.wording import times
+from fp8dbg.numerics.formats import FORMATS
 
 WORTH = 3
 """Largest margin that is worth its price: every binade of headroom is one less for small values, for the whole run."""
@@ -22,16 +26,20 @@ def margin_of(row: Mapping[str, Any]) -> int:
     return int(recipe.parameters.get("margin", 0)) if recipe else 0
 
 
-def margin_for(row: Mapping[str, Any], beyond: float | None) -> int | None:
-    """The margin under which a jump would just have fitted; None where the row's recipe has no margin.
+def margin_for(row: Mapping[str, Any], reach: float | None) -> int | None:
+    """The smallest margin under which nothing would have saturated; None where nothing did, or the recipe has none.
 
     Args:
         row: of tensor_facts.
-        beyond: log2 of how far scale x amax went beyond the format's maximum, under the margin in force.
+        reach: log2 of the largest scale x amax, under the margin in force.
     """
-    if beyond is None or not is_delayed(row):
+    if reach is None or not is_delayed(row):
         return None
-    return margin_of(row) + max(1, math.ceil(beyond - 1e-6))  # amax and scale are float32: 2^k is meant as k
+    fmt = FORMATS[row["format"]]
+    fraction, exponent = math.frexp(2.0**reach)
+    largest = math.ldexp(float(np.float32(fraction)), exponent)  # the cast multiplies in float32
+    binades = next(k for k in count() if not fmt.saturates(math.ldexp(largest, -k)))
+    return margin_of(row) + binades if binades else None
 
 
 def room_for(row: Mapping[str, Any], step: int, needed: int | None, once: bool) -> str:

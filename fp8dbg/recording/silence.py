@@ -57,30 +57,47 @@ class Silence:
         """What to say of layers without a call; None before the last step of ``STEPS``, and ever after."""
         self._steps += 1
         silent = [watch.layer for watch in watches if not watch.seen] if self._steps == STEPS else []
-        compiled = [layer.name for layer in silent if id(layer.module) in self._compiled]
-        if compiled:
-            return (
-                f"No call of {compiled[0]} was seen in {STEPS} steps, nor of {len(compiled) - 1} further layers: the "
-                "model was compiled before fp8dbg was attached, and code that was compiled already calls no hooks. "
-                "Attach first, or call torch._dynamo.reset() now."
-            )
+        if not silent:
+            return None
+        nothing = len(silent) == len(watches)
         gone = self._gone(silent)
+        compiled = [layer for layer in silent if id(layer.module) in self._compiled and layer not in gone]
+        told = []
+        if compiled:
+            told.append(_compiled_before(compiled[0], len(silent if nothing else compiled) - 1, nothing))
+        elif nothing:
+            who = f"any of the {len(silent)} layers" if len(silent) > 1 else silent[0].name
+            told.append(f"No call of {who} was seen in {STEPS} steps: nothing is recorded.")
         if gone:
-            return (
-                f"{gone[0]} is no longer a part of the model, nor are {len(gone) - 1} further layers: replaced after "
-                "fp8dbg was attached, and what took their place is not recorded. Attach to the model as it is trained."
-            )
-        if silent and len(silent) == len(watches):
-            return (
-                f"No call of any of the {len(watches)} layers was seen in {STEPS} steps: nothing is recorded. Attach "
-                "to the model that is trained, and before torch.compile."
-            )
-        return None
+            told.append(_replaced(gone[0], len(gone) - 1))
+        elif nothing and not compiled:
+            told.append("Attach to the model that is trained, and before torch.compile.")
+        return " ".join(told) or None
 
-    def _gone(self, silent: Sequence[Layer]) -> list[str]:
-        model = self._model() if silent else None
+    def _gone(self, silent: Sequence[Layer]) -> list[Layer]:
+        model = self._model()
         there = set() if model is None else {id(module) for module in model.modules()}
-        return [layer.name for layer in silent if there and id(layer.module) not in there]
+        return [layer for layer in silent if there and id(layer.module) not in there]
+
+
+def _compiled_before(first: Layer, others: int, nothing: bool) -> str:
+    return (
+        f"No call of {first.name} was seen in {STEPS} steps{_others(', nor of', others)}: "
+        f"{'nothing is recorded. The' if nothing else 'the'} model was compiled before fp8dbg was attached, and code "
+        "that was compiled already calls no hooks. Attach first, or call torch._dynamo.reset() now."
+    )
+
+
+def _replaced(first: Layer, others: int) -> str:
+    return (
+        f"{first.name} is no longer a part of the model{_others(', nor are' if others > 1 else ', nor is', others)}: "
+        f"replaced after fp8dbg was attached, and what took {'their' if others else 'its'} place is not recorded. "
+        "Attach to the model as it is trained."
+    )
+
+
+def _others(begin: str, count: int) -> str:
+    return f"{begin} {count} further layer{'s' if count > 1 else ''}" if count else ""
 
 
 def _with_code(model: nn.Module) -> set[int]:

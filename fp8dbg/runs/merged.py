@@ -1,9 +1,15 @@
 """The SQL of ``tensor_steps`` and ``gemm_steps``: the figures of a step, merged over microbatches, calls and ranks.
 
-Counts add, extremes stay extremes, squares are averaged by size: the merged figure is that of the whole, wherever the
-rows hold enough to say it. Where they do not (kurtosis, peak_to_median, cosine, norm_ratio, scale_delta) the row that
-is furthest from health stands for the step. A GEMM's impact and sensitivity add over the calls and microbatches of a
-rank and are averaged over the ranks, as the loss is.
+Counts add, extremes stay extremes, means and squares are averaged by the number of finite elements, relative errors by
+the energy of what they are relative to: the merged figure is that of the whole. Of kurtosis, peak_to_median, cosine,
+norm_ratio, scale_delta and grad_alignment the row that is furthest from health stands for the step: one of many must
+not hide among the others.
+
+A GEMM's output has the energy mse / rel_l2^2 for each element, and stands for its m rows, of which rows_measured were
+compared. An output of zeros, which has no rel_l2, has none. One without any error (mse 0) does not tell its energy and
+is left out: beside others, the figure is then the largest it can be. Where no row tells, the root mean square over the
+rows is given. Rows (m) add and k is averaged over them, so that m n k is the number of multiplications. Impact and
+sensitivity add over the calls and microbatches of a rank and are averaged over the ranks, as the loss is.
 """
 
 from __future__ import annotations
@@ -15,6 +21,19 @@ AT_ONCE = 2_000_000
 
 _FURTHEST = "arg_max(norm_ratio, abs(ln(nullif(norm_ratio, 0))))"
 _GAIN = {"gain": "abs(log2(nullif(norm_ratio, 0)))"}
+_FINITE = "(numel - coalesce(nan, 0) - coalesce(inf, 0))"
+_ENERGY = "mse * m * n / nullif(rel_l2 * rel_l2, 0)"
+
+
+def _averaged(values: str, known: str, weight: str) -> str:
+    """Sum of the values over the sum of the weights of those rows that know the figure."""
+    return f"sum({values}) / nullif(sum(CASE WHEN {known} IS NOT NULL THEN {weight} END), 0)"
+
+
+def _relative_error(name: str) -> str:
+    """A GEMM's relative error; the absolute one of rel_l2 itself is known even where the output is all zero."""
+    squares = "mse * m * n" if name == "rel_l2" else f"{name} * {name} * {_ENERGY}"
+    return f"coalesce(sqrt({_averaged(squares, name, _ENERGY)}), sqrt(avg({name} * {name})))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +105,9 @@ _TENSOR_STEPS = Merged(
     | {name: f"min({name})" for name in ("amin", "scale_min", "cosine")}
     | {name: f"arg_max({name}, abs(scale_delta))" for name in ("scale", "scale_current", "scale_delta")}
     | {
-        "mean": "sum(mean * numel) / nullif(sum(CASE WHEN mean IS NOT NULL THEN numel END), 0)",
-        "rms": "sqrt(sum(rms * rms * numel) / nullif(sum(CASE WHEN rms IS NOT NULL THEN numel END), 0))",
-        "rel_l2": "coalesce(sqrt(sum(mse * numel) "
-        "/ nullif(sum(CASE WHEN mse IS NOT NULL THEN rms * rms * numel END), 0))"
-        ", max(rel_l2))",
+        "mean": _averaged(f"mean * {_FINITE}", "mean", _FINITE),
+        "rms": f"sqrt({_averaged(f'rms * rms * {_FINITE}', 'rms', _FINITE)})",
+        "rel_l2": f"coalesce(sqrt({_averaged(f'mse * {_FINITE}', 'mse', f'rms * rms * {_FINITE}')}), max(rel_l2))",
         "norm_ratio": _FURTHEST,
     },
     {
@@ -106,9 +123,9 @@ _GEMM_STEPS = Merged(
     ("step", "layer", "gemm"),
     ("host", "recipe"),
     {"cosine": "min(cosine)"}
-    | {name: f"max({name})" for name in ("m", "n", "k")}
-    | {"rows_measured": "sum(rows_measured)::BIGINT"}
-    | {name: f"sqrt(avg({name} * {name}))" for name in ("rel_l2", "error_from_a", "error_from_b", "error_unexplained")}
+    | {name: f"sum({name})::BIGINT" for name in ("m", "rows_measured")}
+    | {"n": "max(n)", "k": "coalesce(round(sum(m::DOUBLE * k) / nullif(sum(m), 0))::BIGINT, max(k))"}
+    | {name: _relative_error(name) for name in ("rel_l2", "error_from_a", "error_from_b", "error_unexplained")}
     | {name: f"sum({name}) / count(DISTINCT rank)" for name in ("impact", "sensitivity")}
     | {"norm_ratio": _FURTHEST, "grad_alignment": "arg_max(grad_alignment, abs(grad_alignment - 1))"},
     _GAIN,

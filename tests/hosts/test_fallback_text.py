@@ -184,6 +184,40 @@ def test_megatron_yaml_takes_the_experts_of_a_module_together(te: Any, tmp_path:
     assert "all three of its GEMMs go to bf16" in said
 
 
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        (
+            [("gemm_0", ALL, "mxfp8"), ("gemm_1", ALL, "current")],
+            "They have one recipe, current; not given: mxfp8 for gemm_0.",
+        ),
+        (
+            [("gemm_0", ALL, "bf16"), ("gemm_1", ALL, "current")],
+            "They have one recipe, bf16; not given: current for gemm_1.",
+        ),
+        (
+            [("gemm_0", ("fprop",), "mxfp8"), ("gemm_1", ("dgrad",), "current"), ("gemm_2", ALL, "mxfp8")],
+            "They have one recipe, mxfp8; not given: current for gemm_1.",
+        ),
+        (
+            [("gemm_0", ALL, "current"), ("gemm_1", ALL, "delayed")],
+            "Not given: current for gemm_0, delayed for gemm_1.",
+        ),
+        ([("gemm_0", ALL, "mxfp8"), ("gemm_1", ("dgrad",), "mxfp8")], ""),
+    ],
+)
+def test_megatron_text_names_the_experts_whose_recipe_is_not_given(
+    entries: list[tuple[str, tuple[str, ...], str]], said: str
+) -> None:
+    """The experts of a grouped linear have one recipe: which it is, and who asked for another."""
+    experts = "decoder.layers.1.mlp.experts.linear_fc2"
+    plan = Plan(tuple(Entry(f"{experts}.{name}", gemms, recipe) for name, gemms, recipe in entries))
+    text = megatron_fallback.write_fallback(plan).replace("\n#  ", "")
+    together = f"{experts}: {', '.join(name for name, _, _ in entries)} planned; all its experts go together."
+    assert f"{together} {said}".strip() + "\n" in text
+    assert ("ot given" in text) is bool(said)
+
+
 def test_megatron_recipes_are_ones_it_accepts(te: Any, tmp_path: Path) -> None:
     """Every recipe this file can name passes TEQuantizationParams' own check; delayed is refused in a sentence."""
     need("megatron.core")
