@@ -48,7 +48,11 @@ SITES = sorted(name for name, module in GUARDED.items() if module.startswith("fp
 """Every place at which training calls us."""
 
 
-@pytest.mark.parametrize("name", [name for name in SITES if name not in ("Watch.forward", "Recorder.logged")])
+ELSEWHERE = ("Watch.forward", "Recorder.logged", "Recorder.step_left_out")
+"""Those that the training below does not come to."""
+
+
+@pytest.mark.parametrize("name", [name for name in SITES if name not in ELSEWHERE])
 def test_a_fault_of_ours_never_reaches_training(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -60,6 +64,33 @@ def test_a_fault_of_ours_never_reaches_training(
     told = table(tmp_path, "select distinct layer, detail from events where kind = 'error'")
     assert any(f"planted in {name}" in row["detail"] for row in told)
     assert len(told) == len([record for record in caplog.records if "no longer recorded" in record.getMessage()])
+
+
+def test_a_fault_of_ours_in_a_step_that_a_scaler_leaves_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scaler goes on as without us: its scale and the weights are the same."""
+
+    def trained(run_dir: Path | None) -> tuple[list[float], torch.Tensor]:
+        torch.manual_seed(0)
+        layer, scaler, scales = nn.Linear(4, 2), torch.amp.GradScaler("cpu", init_scale=2.0**127), []
+        optimizer = torch.optim.SGD(layer.parameters(), 0.01)
+        run = fp8dbg.attach(layer, run_dir, optimizer) if run_dir else None
+        for _ in range(6):
+            scaler.scale(layer(torch.randn(3, 4)).square().mean() * 64).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            scales.append(scaler.get_scale())
+        if run is not None:
+            run.close()
+        return scales, layer.weight.detach()
+
+    scales, weight = trained(None)
+    _break(monkeypatch, "Recorder.step_left_out")
+    with_us = trained(tmp_path)
+    assert (scales, scales[-1] < scales[0]) == (with_us[0], True)
+    assert torch.equal(weight, with_us[1])
+    (told,) = table(tmp_path, "select detail from events where kind = 'error'")
+    assert "planted in Recorder.step_left_out" in told["detail"]
 
 
 @pytest.mark.parametrize("method", ["pick", "weight", "bias", "scale", "recipe_of", "results", "facts"])
