@@ -154,7 +154,7 @@ def _stepped(*_: object) -> None:
 def _overflowed(scaler: Any, optimizer: object) -> bool:
     """Whether the scaler has found Inf or NaN in this optimizer's gradients; it has waited for the answer already."""
     try:
-        found = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+        found = scaler._per_optimizer_states.get(id(optimizer), {})["found_inf_per_device"]
         return any(bool(flag) for flag in found.values())
     except Exception:  # noqa: BLE001  a scaler of another make must not stop the training
         return False
