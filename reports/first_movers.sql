@@ -2,7 +2,7 @@
 -- Reads: tensor_steps, amax
 -- Parameters:
 --   step (integer, default NULL): the step that is asked about
---   since (integer, default NULL): first step on which leaving the range counts
+--   since (integer, default NULL): first step on which leaving the range counts; what was out before is no mover
 --   healthy_from (integer, default NULL): first step of the window that the usual range is taken from
 --   deviations (number, default 8): how many robust standard deviations away counts as left
 --   at_least (number, default 1): and by how much at least: doublings for sizes, scales and kurtosis, 0.05 for ratios, 0.25 for zeros, 0.1 for rel_l2
@@ -56,10 +56,19 @@ usual as (
 scored as (
     select
         f.layer, f.tensor, f.figure, f.step, f.raw, u.usual,
-        abs(f.reading - u.middle) / greatest(u.spread, 1e-3) as score
+        abs(f.reading - u.middle) / greatest(u.spread, 1e-3) as score,
+        abs(f.reading - u.middle) >= greatest($deviations * u.spread, $at_least) as is_out
     from figures as f
     join usual as u using (layer, tensor, figure)
-    where f.step >= $since and abs(f.reading - u.middle) >= greatest($deviations * u.spread, $at_least)
+    where f.reading is not null
+),
+left_range as ( -- the steps on which a figure was out and had not been at its reading before
+    select *
+    from (
+        select *, lag(is_out, 1, false) over (partition by layer, tensor, figure order by step) as was_out
+        from scored
+    )
+    where step >= $since and is_out and not was_out
 ),
 places as (
     select name as layer, row_number() over () as place
@@ -68,7 +77,7 @@ places as (
 select
     layer, tensor, figure, min(step) as first_step, $step - min(step) as steps_before,
     arg_min(raw, step) as "value", any_value(usual) as usual, arg_min(score, step) as score
-from scored
+from left_range
 left join places using (layer)
 group by layer, tensor, figure
 order by

@@ -112,6 +112,17 @@ def test_an_earlier_step_is_first_without_a_tie(tmp_path: Path) -> None:
     assert spike.first_move() == "amax of layers.3.up input moved first, on step 145"
 
 
+def test_what_had_moved_long_before_is_not_first(tmp_path: Path) -> None:
+    """A figure out of its range since step 120, of which the usual range knows nothing yet, did not move at 145."""
+    loss: Plant = {"table": "steps", "from_step": 150, "to_step": 150, "loss_times": 3.0}
+    long_before = {"layer": "layers.1.down", "tensor": "input", "from_step": 120, "amax_times": 30.0}
+    (spike,) = spikes_of(tmp_path, loss, long_before)
+    assert spike.first_movers == []
+    later = tmp_path / "later"
+    (spike,) = spikes_of(later, loss, long_before, *amax_jump(150, layer="layers.3.up"))
+    assert {(m["layer"], m["first_step"]) for m in spike.first_movers} == {("layers.3.up", 150)}
+
+
 def test_a_tensor_that_became_all_zero_moved(tmp_path: Path) -> None:
     """Its sizes have no logarithm and its cast loses nothing: its zeros tell."""
     loss: Plant = {"table": "steps", "from_step": 150, "to_step": 150, "loss_times": 3.0}
