@@ -192,7 +192,7 @@ class TestWholeDemo:
         assert UP in (demo().folder / "report.html").read_text(encoding="utf-8")
 
     def test_the_doctor_predicts_its_size(self) -> None:
-        """Within a factor of two: 21 linear layers, every tenth of 500 steps."""
+        """Within a factor of two: 21 linear layers, every tenth of 250 steps."""
         parts = sum(path.stat().st_size for path in demo().folder.rglob("*.parquet"))
         predicted = sum(PlannedRun(layers=21, every=SETTINGS.every, steps=SETTINGS.steps).bytes().values())
         assert parts / 2 < predicted < 2 * parts

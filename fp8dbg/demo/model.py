@@ -21,7 +21,9 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """[batch, length, width] to the same shape."""
         query, key, value = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(_rotated(query), _rotated(key), value, is_causal=True)
+        with torch.autocast(x.device.type, enabled=False):  # in bfloat16 its backward is slow on CPUs with AVX2 alone
+            query, key = _rotated(query.float()), _rotated(key.float())
+            mixed = F.scaled_dot_product_attention(query, key, value.float(), is_causal=True)
         result: Tensor = self.out(mixed.transpose(1, 2).flatten(-2))
         return result
 

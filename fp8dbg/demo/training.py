@@ -36,8 +36,8 @@ class Settings:
         jump: by what factor the inputs of all layers jump for one batch.
     """
 
-    steps: int = 500
-    rows: int = 8
+    steps: int = 250
+    rows: int = 4
     length: int = 128
     learning_rate: float = 3e-3
     every: int = 10
