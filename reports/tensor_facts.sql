@@ -23,7 +23,7 @@
 --   initial_underflow_ratio: largest underflow ratio on them
 --   initial_saturated_ratio: largest saturated ratio on them
 --   initial_rel_l2: largest rel_l2 on them
---   steps_unusable: sampled steps on which a per-tensor scale was 0, or not finite (NULL)
+--   steps_unusable: sampled steps on which a finite tensor's per-tensor scale was 0, or not finite (NULL)
 --   first_unusable: first of them
 --   last_unusable: last of them
 --   usual_underflow_ratio: median over the window of underflow over non-zero finite elements
@@ -52,7 +52,8 @@ with marked as (
     select
         *, step between $healthy_from and $healthy_to as healthy,
         coalesce(scale_source, '') = 'initial' as initial,
-        granularity = 'tensor' and format not in ('bf16', 'fp16') and amax is not null and coalesce(scale, 0) = 0 as unusable,
+        granularity = 'tensor' and format not in ('bf16', 'fp16') and amax is not null and coalesce(scale, 0) = 0
+        and nan + inf = 0 as unusable, -- of what is not finite itself a scale of the moment is none either
         coalesce(scale_source, '') = 'initial' and step > (select min(step) from tensor_steps) as initial_again
     from tensor_steps
 )

@@ -1,6 +1,7 @@
 """A run that never learned: its loss rose or ceased to be finite right at the start.
 
-Sign: within the first steps the loss is not finite, or its median ends well above where it began.
+Sign: within the first steps the loss is not finite, or its median ends well above where it began. It is dated
+to the step that divides losses near the beginning's from those above.
 Cause: mostly not rounding but software and configuration: a scale or a gradient that is wrong from the first step, a
 learning rate without warm-up, an initialisation, an unsupported combination of recipe and parallelism.
 Remedy: run the same first steps in BF16; if they are fine, compare one layer's forward and backward with BF16 before
@@ -41,7 +42,14 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
     if lost is not None:
         yield _finding(lost, f"the loss is not finite on step {lost['step']}", begin)
     elif end > RISE * begin:
-        yield _finding(early[len(early) // 2], f"the loss rose from {begin:.3g} to {end:.3g}", begin)
+        yield _finding(_rose(early, RISE * begin), f"the loss rose from {begin:.3g} to {end:.3g}", begin)
+
+
+def _rose(rows: list[Row], limit: float) -> Row:
+    """The row that best divides those with a loss below the limit from those above."""
+    known = [row for row in rows if row["loss"] is not None]
+    above = [row["loss"] > limit for row in known]
+    return known[min(range(len(known)), key=lambda i: sum(above[:i]) + len(above[i:]) - sum(above[i:]))]
 
 
 def _finding(row: Row, what: str, begin: float) -> Finding:

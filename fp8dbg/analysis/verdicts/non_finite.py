@@ -6,8 +6,9 @@ Cause: overflow in the layer before the first input; in the layer itself if its 
 weight update if a weight is first (its gradient was not finite one step earlier).
 Remedy: look at the origin, not at what follows it; skip the step or the batch, clip, and restore a checkpoint.
 False alarm when: a loss scaler for float16 probes for overflow and skips the step: gradients of single steps hold Inf,
-weights and loss stay finite. What leaves the loss finite and passes within two recorded steps is only watched; so is
-what is seen only on steps that a scaler left out, if there are few or training went on after them.
+weights and loss stay finite. What leaves the loss finite and passes within two recorded steps is only watched, unless
+every loss since is higher than those before: an FP8 cast makes a finite value of Inf, and training takes that step. So
+is what is seen only on steps that a scaler left out, if there are few or training went on after them.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def _finding(evidence: Evidence, origin: Row, rows: list[Row]) -> Finding:
     left_out = not any(r["taken"] for r in rows)
     longest, last = max(r["steps"] for r in rows), max(r["last_step"] for r in rows)
     goes_on = longest <= _SEARCH or last < evidence.run["last_step"]
-    passing = finite and (longest <= 2 or (left_out and goes_on))
+    passing = finite and ((longest <= 2 and not _broke(evidence, step)) or (left_out and goes_on))
     what = "NaN" if origin["nan"] else "Inf"
     return Finding(
         code=CODE,
@@ -76,6 +77,14 @@ def _finding(evidence: Evidence, origin: Row, rows: list[Row]) -> Finding:
         harm=100.0,
         evidence=[origin, *(r for r in rows if r is not origin)][:20],
     )
+
+
+def _broke(evidence: Evidence, step: int) -> bool:
+    """Whether every loss since is higher than the ten before; three since are needed to tell."""
+    losses = [(row["step"], row["loss"]) for row in evidence.ask("losses") if row["loss"] is not None]
+    before = [loss for at, loss in losses if at < step][-10:]
+    since = [loss for at, loss in losses if at > step]
+    return len(before) == 10 and len(since) >= 3 and min(since) > max(before)
 
 
 _RESULTS = {"fprop": "output", "dgrad": "grad_input", "wgrad": "grad_weight"}
