@@ -112,11 +112,14 @@ def test_a_terminal_without_the_characters_shows_escapes(recorded: Path) -> None
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is Linux's")
-def test_a_full_disk_behind_stdout_is_a_sentence(recorded: Path) -> None:
-    """Exit code 2, no traceback."""
+@pytest.mark.parametrize("rows", [1, 100_000])
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_behind_stdout_is_a_sentence(recorded: Path, rows: int, unbuffered: str) -> None:
+    """Exit code 2, no traceback, whether it is noticed on the way or as the last words leave the buffer."""
     with open("/dev/full", "wb") as full:
-        command = [sys.executable, "-m", "fp8dbg", "query", str(recorded), "select 1", "--json"]
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+        command = [sys.executable, "-m", "fp8dbg", "query", str(recorded), f"from range({rows})", "--json"]
+        environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+        done = subprocess.run(command, env=environment, stdout=full, stderr=subprocess.PIPE, check=False)
     assert (done.returncode, b"Traceback" in done.stderr) == (2, False)
     assert b"No space left" in done.stderr
 

@@ -180,7 +180,7 @@ class TestWholeDemo:
         loss = {row["in_bf16"]: row["loss"] for row in found["rows"]}
         lost = loss["nothing"] - loss["everything"]
         assert found["weights_of_step"] == SETTINGS.planted_at
-        assert lost > 0.02
+        assert lost > 0.01
         assert loss["the recommended layers"] - loss["everything"] < 0.1 * lost
         assert loss["the first and the last layer"] - loss["everything"] > 0.8 * lost
 
@@ -192,7 +192,7 @@ class TestWholeDemo:
         assert UP in (demo().folder / "report.html").read_text(encoding="utf-8")
 
     def test_the_doctor_predicts_its_size(self) -> None:
-        """Within a factor of two: 21 linear layers, every tenth of 250 steps."""
+        """Within a factor of two: 21 linear layers, every tenth of 300 steps."""
         parts = sum(path.stat().st_size for path in demo().folder.rglob("*.parquet"))
         predicted = sum(PlannedRun(layers=21, every=SETTINGS.every, steps=SETTINGS.steps).bytes().values())
         assert parts / 2 < predicted < 2 * parts

@@ -182,7 +182,8 @@ def _before_the_end(findings: list[Finding]) -> list[Finding]:
 def _without_echoes(findings: list[Finding], interval: int) -> list[Finding]:
     """Without what another finding accounts for although it is about another tensor.
 
-    What a flushed tensor feeds is zero; a loss spike beside a finding to act on is that finding's.
+    What a flushed tensor feeds is zero; a loss spike while a finding to act on is in force, or beside it, may be that
+    finding's.
     """
     acute = [f for f in findings if f.severity == "act"]
     onsets = [f.first_step or 0 for f in acute if f.code in FLUSHING]
@@ -198,7 +199,9 @@ def _is_echo(finding: Finding, onsets: list[int], interval: int) -> bool:
 def _is_accounted_for(finding: Finding, acute: list[Finding], interval: int) -> bool:
     if finding.code != "not_fp8" or finding.first_step is None:
         return False
-    return any(abs((f.first_step or 0) - finding.first_step) <= 2 * interval for f in acute)
+    before, after = finding.first_step - 2 * interval, finding.first_step + 2 * interval
+    spans = [(f.first_step or 0, f.last_step or f.first_step or 0) for f in acute if f.what_if is None]
+    return any(first <= after and last >= before for first, last in spans)
 
 
 def gather(findings: list[Finding], order: Mapping[str, int]) -> list[Finding]:

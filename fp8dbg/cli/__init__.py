@@ -34,16 +34,28 @@ def main() -> None:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `fp8dbg query ... | head` ends quietly
     output.accept_any_text()
     try:
-        app(prog_name="fp8dbg")
+        try:
+            app(prog_name="fp8dbg")
+        finally:
+            sys.stdout.flush()  # here, where a full disk becomes a sentence; as Python exits it is exit code 120
     except Exception as error:
         if os.environ.get("FP8DBG_DEBUG") == "1":
             raise
+        _give_up_stdout_if_broken()
         # a Ctrl-C that reached DuckDB comes back as a RuntimeError
         if isinstance(error, RuntimeError) and str(error) == "Query interrupted":
             sys.exit(128 + signal.SIGINT)
         output.say(f"fp8dbg: {error if isinstance(error, Fp8dbgError) else _unforeseen(error)}")
         # Python's own exit code for an exception is 1, which here means that a gate failed
         sys.exit(getattr(error, "exit_code", Fp8dbgError.exit_code))
+
+
+def _give_up_stdout_if_broken() -> None:
+    """What cannot be written stays in the buffer, and Python would try again as it exits."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _unforeseen(error: Exception) -> str:

@@ -17,7 +17,7 @@ from fp8dbg.errors import UsageError, optional_library
 
 def demo(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Run folder to write; new or empty.")] = Path("demo_run"),
-    steps: Annotated[int, typer.Option(min=100, help="Training steps.")] = 250,
+    steps: Annotated[int, typer.Option(min=100, help="Training steps.")] = 300,
     as_json: Json = False,
 ) -> None:
     """Train a small model with a planted fault, and report it.

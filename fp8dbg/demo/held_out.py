@@ -19,7 +19,7 @@ FILE = "held_out.json"
 _WARM_UP = 4
 """Batches that only fill the amax history, so that no cast is judged under a scale of 1."""
 
-_BATCHES = 12
+_BATCHES = 16
 
 Fallback = Mapping[str, Any] | list[str]
 

@@ -36,7 +36,7 @@ class Settings:
         jump: by what factor the inputs of all layers jump for one batch.
     """
 
-    steps: int = 250
+    steps: int = 300
     rows: int = 4
     length: int = 128
     learning_rate: float = 3e-3

@@ -1,7 +1,7 @@
 """A run that never learned: its loss rose or ceased to be finite right at the start.
 
-Sign: within the first steps the loss is not finite, or its median ends well above where it began. It is dated
-to the step that divides losses near the beginning's from those above.
+Sign: within the first steps the loss is not finite, or three quarters of the second half of them end well above where
+it began. It is dated to the step that best divides losses near the beginning's from those above.
 Cause: mostly not rounding but software and configuration: a scale or a gradient that is wrong from the first step, a
 learning rate without warm-up, an initialisation, an unsupported combination of recipe and parallelism.
 Remedy: run the same first steps in BF16; if they are fine, compare one layer's forward and backward with BF16 before
@@ -38,10 +38,11 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
         return
     lost = next((row for row in early if row["loss"] is None), None)
     begin = median(row["loss"] for row in early[:BEGIN] if row["loss"] is not None)
-    end = median([row["loss"] for row in early[len(early) // 2 :] if row["loss"] is not None] or [begin])
+    late = sorted(row["loss"] for row in early[len(early) // 2 :] if row["loss"] is not None)
     if lost is not None:
         yield _finding(lost, f"the loss is not finite on step {lost['step']}", begin)
-    elif end > RISE * begin:
+    elif late[len(late) // 4] > RISE * begin:
+        end = median(late)
         yield _finding(_rose(early, RISE * begin), f"the loss rose from {begin:.3g} to {end:.3g}", begin)
 
 
