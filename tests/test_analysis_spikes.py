@@ -123,6 +123,15 @@ def test_what_had_moved_long_before_is_not_first(tmp_path: Path) -> None:
     assert {(m["layer"], m["first_step"]) for m in spike.first_movers} == {("layers.3.up", 150)}
 
 
+@pytest.mark.parametrize(("tensor", "moved"), [("grad_weight", False), ("weight", True)])
+def test_the_kurtosis_of_a_gradient_is_no_sign(tensor: str, moved: bool, tmp_path: Path) -> None:
+    """It swings by a factor of 20 in healthy training; that of a weight does not."""
+    loss: Plant = {"table": "steps", "from_step": 150, "to_step": 150, "loss_times": 3.0}
+    heavy: Plant = {"layer": "layers.1.down", "tensor": tensor, "from_step": 150, "to_step": 150, "kurtosis": 400.0}
+    (spike,) = spikes_of(tmp_path, loss, heavy)
+    assert [m["figure"] for m in spike.first_movers] == (["kurtosis"] if moved else [])
+
+
 def test_a_tensor_that_became_all_zero_moved(tmp_path: Path) -> None:
     """Its sizes have no logarithm and its cast loses nothing: its zeros tell."""
     loss: Plant = {"table": "steps", "from_step": 150, "to_step": 150, "loss_times": 3.0}
