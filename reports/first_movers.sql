@@ -30,7 +30,7 @@ figures as (
     union all
     select step, layer, tensor, 'kurtosis', kurtosis, log2(kurtosis)
     from operands
-    where kurtosis > 0 and tensor not like 'grad%' -- a gradient's swings by itself: a rare token makes it 20 times larger
+    where kurtosis > 0 and tensor not like 'grad%' -- a gradient's swings by itself: by 20 times in healthy training
     union all
     select step, layer, tensor, 'zero_ratio', zero_ratio, 4 * zero_ratio from operands
     union all

@@ -124,6 +124,14 @@ def test_a_full_disk_behind_stdout_is_a_sentence(recorded: Path, rows: int, unbu
     assert b"No space left" in done.stderr
 
 
+def test_a_closed_stdout_is_no_error(recorded: Path) -> None:
+    """As after ``>&-``: what is written to files is written."""
+    report = 'exec "$0" -m fp8dbg report "$1" >&-'
+    done = subprocess.run(["sh", "-c", report, sys.executable, str(recorded)], capture_output=True, check=False)
+    assert (done.returncode, b"Traceback" in done.stderr) == (0, False)
+    assert (recorded / "report.html").exists()
+
+
 def test_a_name_too_long_for_any_file_is_a_sentence(tmp_path: Path) -> None:
     """In every verb that takes a run folder."""
     for verb in (("report",), ("tensors",), ("control",)):

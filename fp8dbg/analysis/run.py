@@ -170,13 +170,17 @@ def as_planned(finding: Finding, plan: Plan, weighed: set[tuple[str, str]]) -> F
 
 
 def _before_the_end(findings: list[Finding]) -> list[Finding]:
-    """Without what began when numbers had stopped being finite: that follows from it."""
+    """Without what began when numbers had stopped being finite: that follows from it.
+
+    A scale that an Inf froze does, too, but stays so until it is repaired.
+    """
     ends = [
         f.first_step for f in findings if f.code == "non_finite" and f.severity == "act" and f.first_step is not None
     ]
     if not ends:
         return findings
-    return [f for f in findings if f.code in ("non_finite", "coverage") or (f.first_step or 0) < min(ends)]
+    kept = ("non_finite", "frozen_scale", "coverage")
+    return [f for f in findings if f.code in kept or (f.first_step or 0) < min(ends)]
 
 
 def _without_echoes(findings: list[Finding], interval: int) -> list[Finding]:

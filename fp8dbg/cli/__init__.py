@@ -37,7 +37,7 @@ def main() -> None:
         try:
             app(prog_name="fp8dbg")
         finally:
-            sys.stdout.flush()  # here, where a full disk becomes a sentence; as Python exits it is exit code 120
+            _flush()  # here, where a full disk becomes a sentence; as Python exits it is exit code 120
     except Exception as error:
         if os.environ.get("FP8DBG_DEBUG") == "1":
             raise
@@ -50,10 +50,15 @@ def main() -> None:
         sys.exit(getattr(error, "exit_code", Fp8dbgError.exit_code))
 
 
+def _flush() -> None:
+    if sys.stdout is not None:  # closed before we began, as by >&-
+        sys.stdout.flush()
+
+
 def _give_up_stdout_if_broken() -> None:
     """What cannot be written stays in the buffer, and Python would try again as it exits."""
     try:
-        sys.stdout.flush()
+        _flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

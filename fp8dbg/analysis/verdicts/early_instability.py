@@ -38,19 +38,18 @@ def judge(evidence: Evidence) -> Iterator[Finding]:
         return
     lost = next((row for row in early if row["loss"] is None), None)
     begin = median(row["loss"] for row in early[:BEGIN] if row["loss"] is not None)
-    late = sorted(row["loss"] for row in early[len(early) // 2 :] if row["loss"] is not None)
     if lost is not None:
         yield _finding(lost, f"the loss is not finite on step {lost['step']}", begin)
-    elif late[len(late) // 4] > RISE * begin:
-        end = median(late)
-        yield _finding(_rose(early, RISE * begin), f"the loss rose from {begin:.3g} to {end:.3g}", begin)
+        return
+    late = sorted(row["loss"] for row in early[len(early) // 2 :])
+    if late[len(late) // 4] > RISE * begin:
+        yield _finding(_rose(early, RISE * begin), f"the loss rose from {begin:.3g} to {median(late):.3g}", begin)
 
 
 def _rose(rows: list[Row], limit: float) -> Row:
     """The row that best divides those with a loss below the limit from those above."""
-    known = [row for row in rows if row["loss"] is not None]
-    above = [row["loss"] > limit for row in known]
-    return known[min(range(len(known)), key=lambda i: sum(above[:i]) + len(above[i:]) - sum(above[i:]))]
+    above = [row["loss"] > limit for row in rows]
+    return rows[min(range(len(rows)), key=lambda i: above[:i].count(True) + above[i:].count(False))]
 
 
 def _finding(row: Row, what: str, begin: float) -> Finding:
