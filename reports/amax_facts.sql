@@ -25,36 +25,51 @@ with began as (  -- where a layer goes from BF16 to FP8 in mid-run
 ),
 set_since as (
     select layer, tensor, min(step) as first_set
-    from amax left join began using (layer)
-    where scale <> 1 and (began is null or step >= began)
+    from amax join began using (layer)
+    where scale <> 1 and step >= began
     group by layer, tensor
 ),
-kept as (  -- every delayed scale begins at 1: until it is set for the first time in FP8 that says nothing
-    select a.*, s.first_set
+unset as (  -- every delayed scale begins at 1: until it is set for the first time in FP8 that says nothing
+    select a.layer, a.tensor, a.step
     from amax as a
-    left join began as b using (layer)
+    join began as b using (layer)
     left join set_since as s on a.layer = s.layer and a.tensor = s.tensor
+    where a.scale = 1 and a.step >= b.began and a.step < coalesce(s.first_set, a.step + 1)
+),
+kept as (
+    select *, case when scale > 0 and amax > 0 then log2(scale * amax) end as reach
+    from amax
     where scale is not null
-        and not (scale = 1 and b.began is not null and a.step >= b.began and a.step < coalesce(s.first_set, a.step + 1))
+        and not exists (from unset as u where u.layer = amax.layer and u.tensor = amax.tensor and u.step = amax.step)
+),
+facts as (
+    select
+        layer, tensor,
+        min(step) as first_step, max(step) as last_step, count(*) as rows,
+        min(scale) as smallest_scale, max(scale) as largest_scale,
+        count(*) filter (where scale = 1) as rows_at_one,
+        max(step) filter (where scale = 1) as last_at_one,
+        min(step) filter (where scale <> 1) as first_not_at_one,
+        max(amax) filter (where scale = 1 and step > (select min(step) from amax)) as amax_at_one,
+        quantile_cont(reach, 0.98) filter (where step % $every = 0) as high_reach,
+        max(reach) as highest_reach,
+        arg_max(step, reach) as highest_at,
+        count(*) filter (where inf > 0) as rows_infinite,
+        min(step) filter (where inf > 0) as first_infinite
+    from kept
+    group by layer, tensor
 ),
 back as (
-    select layer, tensor, min(step) as back_at_one from kept where scale = 1 and step > first_set group by layer, tensor
+    select k.layer, k.tensor, min(k.step) as back_at_one
+    from kept as k
+    join facts as f on k.layer = f.layer and k.tensor = f.tensor
+    left join began as b on k.layer = b.layer
+    left join set_since as s on k.layer = s.layer and k.tensor = s.tensor
+    where k.scale = 1 and k.step > case when b.began is null then f.first_not_at_one else s.first_set end
+    group by k.layer, k.tensor
 )
 select
-    layer, tensor,
-    min(step) as first_step, max(step) as last_step, count(*) as rows,
-    min(scale) as smallest_scale, max(scale) as largest_scale,
-    count(*) filter (where scale = 1) as rows_at_one,
-    max(step) filter (where scale = 1) as last_at_one,
-    min(step) filter (where scale <> 1) as first_not_at_one,
-    any_value(back_at_one) as back_at_one,
-    max(amax) filter (where scale = 1 and step > (select min(step) from amax)) as amax_at_one,
-    quantile_cont(log2(scale * amax), 0.98) filter (where scale > 0 and amax > 0 and step % $every = 0) as high_reach,
-    max(log2(scale * amax)) filter (where scale > 0 and amax > 0) as highest_reach,
-    arg_max(step, log2(scale * amax)) filter (where scale > 0 and amax > 0) as highest_at,
-    count(*) filter (where inf > 0) as rows_infinite,
-    min(step) filter (where inf > 0) as first_infinite
-from kept
-left join back using (layer, tensor)
-group by layer, tensor
+    layer, tensor, first_step, last_step, rows, smallest_scale, largest_scale, rows_at_one, last_at_one,
+    first_not_at_one, back_at_one, amax_at_one, high_reach, highest_reach, highest_at, rows_infinite, first_infinite
+from facts left join back using (layer, tensor)
 order by layer, tensor

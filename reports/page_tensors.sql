@@ -61,31 +61,27 @@ figures as (
     join sampled as s on t.step = s.step
     group by c.id, s.bucket
 ),
-series as (
-    select
-        id,
-        list(bucket order by bucket) as bucket,
-        list(underflow_ratio order by bucket) as underflow_ratio,
-        list(saturated_ratio order by bucket) as saturated_ratio,
-        list(zero_ratio order by bucket) as zero_ratio,
-        list(nonfinite_ratio order by bucket) as nonfinite_ratio,
-        list(amax order by bucket) as amax,
-        list(amin order by bucket) as amin,
-        list(rms order by bucket) as rms,
-        list(kurtosis order by bucket) as kurtosis,
-        list(peak_to_median order by bucket) as peak_to_median,
-        list(scale order by bucket) as scale,
-        list(scale_current order by bucket) as scale_current,
-        list(scale_delta order by bucket) as scale_delta,
-        list(scale_min order by bucket) as scale_min,
-        list(scale_max order by bucket) as scale_max,
-        list(rel_l2 order by bucket) as rel_l2,
-        list(norm_ratio order by bucket) as norm_ratio
-    from figures
-    group by id
+series as ( -- sorted once, not once for each figure
+    select id, list(figures order by bucket) as s from figures group by id
 )
 select
     layer, tensor, host, recipe, what_if, format, granularity, dtype, shape,
-    series.* exclude (id)
+    [x.bucket for x in s] as bucket,
+    [x.underflow_ratio for x in s] as underflow_ratio,
+    [x.saturated_ratio for x in s] as saturated_ratio,
+    [x.zero_ratio for x in s] as zero_ratio,
+    [x.nonfinite_ratio for x in s] as nonfinite_ratio,
+    [x.amax for x in s] as amax,
+    [x.amin for x in s] as amin,
+    [x.rms for x in s] as rms,
+    [x.kurtosis for x in s] as kurtosis,
+    [x.peak_to_median for x in s] as peak_to_median,
+    [x.scale for x in s] as scale,
+    [x.scale_current for x in s] as scale_current,
+    [x.scale_delta for x in s] as scale_delta,
+    [x.scale_min for x in s] as scale_min,
+    [x.scale_max for x in s] as scale_max,
+    [x.rel_l2 for x in s] as rel_l2,
+    [x.norm_ratio for x in s] as norm_ratio
 from chosen join series using (id)
 order by layer, tensor

@@ -66,10 +66,14 @@ class PageData:
     @cached_property
     def layers(self) -> list[str]:
         """Every layer with figures, in the model's order where run.json has it, else in the order of their numbers."""
-        seen = {row["layer"] for row in ask(self.run, "page_layers")}
+        seen = set(self._seen.to_pylist())
         entries = [entry for entry in self.run.meta.get("layers") or [] if isinstance(entry, dict)]
         known = list(dict.fromkeys(str(e["layer"]) for e in entries if e.get("layer") in seen))
-        return [*known, *sorted(seen.difference(known, (None,)), key=natural)]
+        return [*known, *sorted(seen.difference(known), key=natural)]
+
+    @cached_property
+    def _seen(self) -> pa.Array:
+        return pc.drop_null(self.run.answer("page_layers")["layer"].combine_chunks())
 
     @cached_property
     def grid(self) -> Grid:
@@ -94,8 +98,8 @@ class PageData:
         buckets = _fitting(EVERY_VALUES, PER_LAYER_EVERY * len(self.layers))
         rows = ask(self.run, "page_steps_seen", buckets=buckets)
         table = self.run.answer("page_amax", {"buckets": buckets, "layers": None})
-        known = pc.is_in(table["layer"], value_set=pa.array(self.layers, pa.string()))
-        return [_bucket(row) for row in rows], make_cube(table.filter(known), len(rows))
+        drawn = table.filter(pc.is_in(table["layer"], value_set=self._seen))
+        return [_bucket(row) for row in rows], make_cube(drawn, len(rows))
 
     def _grid(self, buckets: int, layers: list[str] | None = None) -> Grid:
         rows = ask(self.run, "page_buckets", buckets=buckets)

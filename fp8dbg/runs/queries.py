@@ -169,12 +169,20 @@ def run(connection: duckdb.DuckDBPyConnection, query: str, params: Parameters = 
         refused = why_refused(connection, query)
         if refused:
             raise QueryError(_one_line(refused))
-        given = dict(params) if isinstance(params, Mapping) else params and list(params)
-        return connection.sql(query, params=given or None)
     except duckdb.Error as error:
         raise _error(error, query) from error
     except UnicodeEncodeError as error:
         raise QueryError("The query is not valid Unicode.") from error
+    return _relation(connection, query, params)
+
+
+def _relation(connection: duckdb.DuckDBPyConnection, query: str, params: Parameters) -> duckdb.DuckDBPyRelation:
+    """The relation of a query that only reads: one that `run` has checked, or a question."""
+    given = dict(params) if isinstance(params, Mapping) else params and list(params)
+    try:
+        return connection.sql(query, params=given or None)
+    except duckdb.Error as error:
+        raise _error(error, query) from error
 
 
 def rows(connection: duckdb.DuckDBPyConnection, query: str, params: Parameters = None) -> list[dict[str, Any]]:
@@ -183,7 +191,10 @@ def rows(connection: duckdb.DuckDBPyConnection, query: str, params: Parameters =
     Raises:
         QueryError: as for `run`, and for what fails while it runs.
     """
-    relation = run(connection, query, params)
+    return _rows(run(connection, query, params))
+
+
+def _rows(relation: duckdb.DuckDBPyRelation) -> list[dict[str, Any]]:
     names = relation.columns
     try:
         return [dict(zip(names, row, strict=True)) for row in relation.fetchall()]
@@ -208,9 +219,11 @@ def stream(
     question = QUESTIONS.get(query)
     if question is not None:
         _keep_merged(connection, question.reads)
-        query, params = question.sql, question.values(params or {})
+        relation = _relation(connection, question.sql, question.values(params or {}))
+    else:
+        relation = run(connection, query, params)
     try:
-        return use(run(connection, query, params).to_arrow_reader(_AT_ONCE))
+        return use(relation.to_arrow_reader(_AT_ONCE))
     except (duckdb.Error, pa.ArrowException) as error:
         raise _error(error) from error
 
@@ -227,7 +240,7 @@ def ask(folder: Folder, question: str, **parameters: Any) -> list[dict[str, Any]
         UnknownNameError: there is no such question or parameter; the message lists those that exist.
         QueryError: a parameter is of the wrong type, or the query fails.
     """
-    return folder.reading(_asking(question, parameters, rows))
+    return folder.reading(_asking(question, parameters, _rows))
 
 
 def ask_table(folder: Folder, question: str, **parameters: Any) -> pa.Table:
@@ -236,7 +249,7 @@ def ask_table(folder: Folder, question: str, **parameters: Any) -> pa.Table:
 
 
 def _asking(
-    question: str, parameters: Mapping[str, Any], read: Callable[[duckdb.DuckDBPyConnection, str, Parameters], T]
+    question: str, parameters: Mapping[str, Any], read: Callable[[duckdb.DuckDBPyRelation], T]
 ) -> Callable[[duckdb.DuckDBPyConnection], T]:
     if question not in QUESTIONS:
         raise UnknownNameError("question", question, list(QUESTIONS))
@@ -245,13 +258,12 @@ def _asking(
 
     def answer(connection: duckdb.DuckDBPyConnection) -> T:
         _keep_merged(connection, asked.reads)
-        return read(connection, asked.sql, values)
+        return read(_relation(connection, asked.sql, values))
 
     return answer
 
 
-def _table(connection: duckdb.DuckDBPyConnection, query: str, params: Parameters) -> pa.Table:
-    relation = run(connection, query, params)
+def _table(relation: duckdb.DuckDBPyRelation) -> pa.Table:
     try:
         return relation.to_arrow_table()
     except duckdb.Error as error:
@@ -271,7 +283,7 @@ def _keep_merged(connection: duckdb.DuckDBPyConnection, reads: Sequence[str]) ->
     """
     for name in sorted(set(reads) & set(MERGED)):
         try:
-            if connection.execute(_KEPT, [name]).fetchone():
+            if connection.execute(_KEPT, [name]).fetchall():
                 continue
             plain, *extent = connection.execute(MERGED[name].extent_sql).fetchall()[0]
             first, *others = MERGED[name].pieces(plain, *extent)
