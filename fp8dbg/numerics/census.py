@@ -34,7 +34,7 @@ AnyCounts = npt.NDArray[Any]
 
 _SIXTEEN_BITS = (torch.bfloat16, torch.float16)
 _DEVICE_CHUNK = 1 << 22
-_WORDS_PER_THREAD = 1 << 18
+_WORDS_PER_THREAD = 1 << 17
 _TEAMWORK = 1 << 16
 _MASK_16, _MASK_32 = np.uint16(0x7FFF), np.uint32(0x7FFFFFFF)
 _LARGEST_PART = 1 << 28  # words: no uint32 counter can overflow
