@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import fp8dbg
 from fp8dbg import hooks
 from fp8dbg.analysis.plan import Plan, PlanEntry
+from fp8dbg.analysis.run import open_run
 from fp8dbg.errors import UnknownNameError
 from fp8dbg.hooks import pytorch
 from fp8dbg.numerics.measurement import measure_results
@@ -330,6 +333,48 @@ def test_an_adapter_can_bring_calls_and_gradients_itself(tmp_path: Path) -> None
         ("second", "grad_output"),
         ("second", "weight"),
     ]
+
+
+class Otherwise(nn.Module):
+    """Layers that are announced in another order than they are called in, and two that are not called."""
+
+    def __init__(self, reentrant: bool | None) -> None:
+        super().__init__()
+        self.spare = nn.Linear(8, 8)
+        self.up = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.unused = nn.Linear(8, 8)
+        self.down = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        for up, down in zip(self.up, self.down, strict=True):
+            block = nn.Sequential(up, nn.SiLU(), down)
+            x = block(x) if self.reentrant is None else checkpoint(block, x, use_reentrant=self.reentrant)
+        return x
+
+
+def not_a_number(module: nn.Module, grads: Any) -> Any:
+    """A backward pre-hook that makes NaN of a module's gradient."""
+    return tuple(torch.full_like(grad, math.nan) for grad in grads)
+
+
+@pytest.mark.parametrize("reentrant", [None, True, False])
+@pytest.mark.parametrize("every", [0, 1])
+def test_layers_are_listed_in_the_order_of_execution(tmp_path: Path, every: int, reentrant: bool | None) -> None:
+    """Whatever the order they are announced in, so that the first NaN of a step is the one that came first."""
+    torch.manual_seed(0)
+    model = Otherwise(reentrant)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with fp8dbg.attach(model, tmp_path, optimizer, every=every):
+        for step in range(2):
+            if step == 1:
+                model.up[1].register_full_backward_pre_hook(not_a_number)
+            model(torch.randn(4, 8, requires_grad=True)).sum().backward()
+            optimizer.step()
+    run = open_run(tmp_path)
+    names = [entry["layer"] for entry in run.meta["layers"]]
+    assert names == ["spare", "up.0", "down.0", "up.1", "unused", "down.1"]
+    assert [f.layer for f in run.findings() if f.code == "non_finite"] == ["up.1"]
 
 
 def test_layers_are_described_in_run_json(tmp_path: Path) -> None:

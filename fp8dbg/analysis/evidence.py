@@ -176,7 +176,7 @@ class Evidence:
 
     @cached_property
     def layer_order(self) -> dict[str, int]:
-        """Position of each layer in the model, as run.json lists them; unknown ones follow in natural order."""
+        """Place of each layer in the order of execution, as run.json lists them; unknown ones follow by number."""
         known = [str(e.get("layer") if isinstance(e, Mapping) else e) for e in self.folder.meta.get("layers") or []]
         others = sorted({row["layer"] for row in self.tensors} - set(known), key=natural)
         return {name: i for i, name in enumerate(dict.fromkeys([*known, *others]))}

@@ -267,7 +267,7 @@ def _notes(evidence: Evidence, faults: Sequence[Fault], after: Sequence[Finding]
 
 
 def _emptied(evidence: Evidence) -> tuple[str, ...]:
-    """Layers whose input has become zero in every element, in the model's order."""
+    """Layers whose input has become zero in every element, in the order of execution."""
     inputs = [row for row in evidence.operands if row["tensor"] == "input" and row["usual_zero_ratio"] is not None]
     emptied = {row["layer"] for row in inputs if row["usual_zero_ratio"] < 1.0 <= row["worst_zero_ratio"]}
     return tuple(layer for layer in evidence.layer_order if layer in emptied)

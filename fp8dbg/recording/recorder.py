@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -75,7 +76,7 @@ class Recorder:
         self.books = Books(parts.writer, parts.sampling, parts.ledger, parts.dump, self._say)
         self.inputs = LastSeen()
         self.step, self.microbatch, self.tick = first_step, 0, 0
-        self.calls = self._calls_at_root = self._calls_at_step = 0
+        self.calls = self._calls_at_root = self._calls_at_step = self._places = 0
         self.stepped: set[int] = set()
         self._last_stepped: set[int] = set()
         self._by_hand = self._own_microbatches = False
@@ -135,7 +136,20 @@ class Recorder:
         if not just_ended:
             self.next_step()
 
+    def in_order(self) -> list[Watch]:
+        """The layers in the order of their first calls; one that was not called yet follows the one before it."""
+        place, found = -1, []
+        for watch in self.watches:
+            place = place if watch.place is None else watch.place
+            found.append((place, watch))
+        return [watch for _, watch in sorted(found, key=itemgetter(0))]
+
     # For watches and probes.
+
+    def next_place(self) -> int:
+        """The place, among all layers, of one that is called for the first time."""
+        self._places += 1
+        return self._places - 1
 
     def finish(self, call: Call) -> None:
         """This call is part of a training pass: of the microbatch whose backward this is."""
@@ -277,12 +291,12 @@ class Recorder:
         }
         self._began, self.spent = now, 0.0
         self.books.close_step(row, self.sampled)
-        if self.sampled:
+        if self.sampled or not self.sampling.settings.every:
             self.describe()
 
     @guarded("what run.json says of the layers")
     def describe(self) -> None:
-        """Once, after the first measured step with a call."""
+        """Once, after the first measured step with a call, or the first of all where none is going to be measured."""
         if self.described is not None and self.calls:
             describe, self.described = self.described, None
             describe()

@@ -72,9 +72,9 @@ class Session:
                 watch.ran_in_fp8 = False
 
     def _describe(self) -> None:
-        """What run.json says of the layers: at first, and again when a step was measured, for some hosts decide in each
-        call whether a layer is in FP8."""
-        self._parts.writer.update_fingerprint(layers=[self._facts(watch) for watch in self.recorder.watches])
+        """What run.json says of the layers: at first, and again when a step was measured, for only their calls tell the
+        order of execution, and in some hosts whether a layer is in FP8."""
+        self._parts.writer.update_fingerprint(layers=[self._facts(watch) for watch in self.recorder.in_order()])
 
     def _facts(self, watch: Watch) -> dict[str, Any]:
         layer = watch.layer

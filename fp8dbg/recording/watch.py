@@ -52,6 +52,7 @@ class Watch:
         "layer",
         "number",
         "off",
+        "place",
         "ran_in_fp8",
         "recorder",
         "seen",
@@ -64,6 +65,7 @@ class Watch:
     def __init__(self, layer: Layer, recorder: Recorder, number: int = 0) -> None:
         self.layer, self.recorder, self.number = layer, recorder, number
         self.off: set[str] = set()
+        self.place: int | None = None  # among the recorder's layers, by their first calls
         self.seen = self.told = False
         self.ran_in_fp8: bool | None = None  # not known before its first call
         self.states: dict[tuple[str, str], DelayedState] = {}
@@ -170,6 +172,8 @@ class Watch:
         """Counts the calls of a microbatch; those in evaluation mode, most likely no training, are not counted."""
         recorder = self.recorder
         if self._tick != recorder.tick:
+            if self.place is None:
+                self.place = recorder.next_place()
             self._tick, self._calls = recorder.tick, 0
         index = self._calls
         if self.layer.module.training:

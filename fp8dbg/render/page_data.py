@@ -65,7 +65,7 @@ class PageData:
 
     @cached_property
     def layers(self) -> list[str]:
-        """Every layer with figures, in the model's order where run.json has it, else in the order of their numbers."""
+        """Every layer with figures, in the order of execution where run.json has it, else by number."""
         seen = set(self._seen.to_pylist())
         entries = [entry for entry in self.run.meta.get("layers") or [] if isinstance(entry, dict)]
         known = list(dict.fromkeys(str(e["layer"]) for e in entries if e.get("layer") in seen))

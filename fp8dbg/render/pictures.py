@@ -32,7 +32,7 @@ WIDTH = 1100
 """Pixels, before the scale of 2 that makes them sharp."""
 
 MOST_LAYERS = 100
-"""Rows of a heat map: the layers whose worst is worst, in the model's order."""
+"""Rows of a heat map: the layers whose worst is worst, in the order of execution."""
 
 
 def write_pictures(drawn: Iterable[tuple[str, Chart]], folder: Path) -> list[Path]:
