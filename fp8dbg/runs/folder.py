@@ -48,7 +48,8 @@ class Folder:
     Attributes:
         path: the folder; the first of them where several were opened together.
         paths: all of them.
-        meta: run.json as a dict; ``layers`` of all ranks together, and ``ranks``: each rank's own run.json by number.
+        meta: run.json as a dict; ``layers`` of all ranks together, by order of execution, and ``ranks``: each rank's
+            own run.json by number.
         problems: a sentence for each file that could not be read, or not to its end, and for what else a reader should
             know. Everything else was read.
         state: "alive" (some rank is being recorded, on this machine), "killed", "stopped" (recording ended early, as on
