@@ -1,4 +1,4 @@
--- Question: What is the worst that each rank saw of each tensor?
+-- Question: What is the worst that each rank saw of each tensor, where there are several?
 -- Reads: tensors
 -- Parameters: none
 -- Columns:
@@ -18,7 +18,7 @@ with of_rank as (
         arg_max(scale_delta, greatest(8 * scale_delta, -scale_delta)) filter (where scale_source is distinct from 'initial') as scale_delta,
         max(rel_l2) as rel_l2
     from tensors
-    where tensor in ('input', 'weight', 'grad_output')
+    where tensor in ('input', 'weight', 'grad_output') and (select min(rank) < max(rank) from tensors)
     group by layer, tensor, what_if, rank
 ),
 chosen as ( -- the recipe in force, or the first of those compared with

@@ -34,24 +34,28 @@ writers as (
     select rank from amax
     union
     select rank from gemms
+),
+figures as (
+    select
+        count(distinct step) as sampled_steps, min(step) as first_sampled, max(step) as last_sampled,
+        count(distinct layer) as layers, list(distinct host order by host) filter (where host is not null) as hosts,
+        list(distinct recipe order by recipe) filter (where what_if is null and recipe is not null) as recipes,
+        list(distinct what_if order by what_if) filter (where what_if is not null) as what_if,
+        list(distinct format order by format) filter (where format is not null) as formats,
+        count(*) as tensor_figures
+    from tensor_steps
 )
 select
     (select min(step) from seen) as first_step,
     (select max(step) from seen) as last_step,
     (select count(*) from seen) as steps,
-    (select count(distinct step) from tensor_steps) as sampled_steps,
-    (select min(step) from tensor_steps) as first_sampled,
-    (select max(step) from tensor_steps) as last_sampled,
+    sampled_steps, first_sampled, last_sampled,
     (select list(rank order by rank) from writers where rank is not null) as ranks,
-    (select count(distinct layer) from tensor_steps) as layers,
-    (select list(distinct host order by host) from tensor_steps where host is not null) as hosts,
-    (select list(distinct recipe order by recipe) from tensor_steps where what_if is null and recipe is not null) as recipes,
-    (select list(distinct what_if order by what_if) from tensor_steps where what_if is not null) as what_if,
-    (select list(distinct format order by format) from tensor_steps where format is not null) as formats,
-    (select count(*) from tensor_steps) as tensor_figures,
+    layers, hosts, recipes, what_if, formats, tensor_figures,
     (select count(*) from gemms) as gemm_rows,
     (select count(*) from amax) as amax_rows,
     (select arg_min(loss, step) from steps where loss is not null) as first_loss,
     (select arg_max(loss, step) from steps where loss is not null) as last_loss,
     (select count(*) from (select step from steps group by step having max(loss) is null)) as steps_without_loss,
     (select sum(overhead_seconds) / nullif(sum(seconds), 0) from steps) as overhead_share
+from figures

@@ -87,12 +87,13 @@ def test_a_recipe_only_compared_with_is_not_mixed_with_the_one_in_force(tmp_path
     histogram = {"exponent": 0, "counts": [100], "codes": None}
     for what_if, lost, scale in ((None, 1, 448.0), ("mxfp8", 50, 2.0)):
         figures = {"underflow": lost, "scale": scale, "what_if": what_if, "histogram": histogram}
-        writer.append("tensors", [keys | counts | figures | {"recipe": what_if or "delayed"}])
+        row = keys | counts | figures | {"recipe": what_if or "delayed"}
+        writer.append("tensors", [row, row | {"rank": 1}])
     writer.close()
     run = open_run(tmp_path / "r")
-    for question in ("page_tensors", "page_ranks"):
+    for question, places in (("page_tensors", 1), ("page_ranks", 2)):
         (row,) = ask(run, question)
-        assert row["underflow_ratio"] == [pytest.approx(0.01)]
+        assert row["underflow_ratio"] == [pytest.approx(0.01)] * places
     (row,) = ask(run, "page_histograms", steps="[0]")
     assert row["scale"] == 448.0
 
