@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +77,8 @@ class Recorder:
         self.books = Books(parts.writer, parts.sampling, parts.ledger, parts.dump, self._say)
         self.inputs = LastSeen()
         self.step, self.microbatch, self.tick = first_step, 0, 0
-        self.calls = self._calls_at_root = self._calls_at_step = self._places = 0
+        self.calls = self._calls_at_root = self._calls_at_step = 0
+        self.places = count()
         self.stepped: set[int] = set()
         self._last_stepped: set[int] = set()
         self._by_hand = self._own_microbatches = False
@@ -145,11 +147,6 @@ class Recorder:
         return [watch for _, watch in sorted(found, key=itemgetter(0))]
 
     # For watches and probes.
-
-    def next_place(self) -> int:
-        """The place, among all layers, of one that is called for the first time."""
-        self._places += 1
-        return self._places - 1
 
     def finish(self, call: Call) -> None:
         """This call is part of a training pass: of the microbatch whose backward this is."""

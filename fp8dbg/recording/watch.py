@@ -173,7 +173,7 @@ class Watch:
         recorder = self.recorder
         if self._tick != recorder.tick:
             if self.place is None:
-                self.place = recorder.next_place()
+                self.place = next(recorder.places)
             self._tick, self._calls = recorder.tick, 0
         index = self._calls
         if self.layer.module.training:
