@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fp8dbg.analysis.run import open_run
-from fp8dbg.analysis.spikes import SCORE, Spike, find_spikes, robust_scores
+from fp8dbg.analysis.spikes import SCORE, Spike, find_spikes, robust_scores, stretches
 from tests.synthetic import amax_jump, write_run
 from tests.synthetic_tables import Plant
 
@@ -29,6 +29,24 @@ def test_a_loss_without_noise_has_no_spike() -> None:
     loss = np.full(200, 2.0)
     loss[150] = 2.001
     assert np.nanmax(robust_scores(loss)) == 0
+
+
+@pytest.mark.parametrize(("height", "found"), [(4.0, [(150, 150)]), (1.0, [])])
+def test_a_loss_that_none_came_near_needs_a_lower_score(height: float, found: list[tuple[int, int]]) -> None:
+    """Losses of small batches wander by a sixth: 6 after 2 is a spike all the same, and a hard batch is none."""
+    loss = np.random.default_rng(0).normal(2.0, 0.33, 200)
+    loss[150] = 2.0 + height
+    scores = robust_scores(loss)
+    assert SCORE * 2 / 3 * (height / 4) < scores[150] < SCORE
+    assert stretches(loss, scores) == found
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_hard_batches_are_no_spike(seed: int) -> None:
+    """One batch in fifty rises twice as far, 1,000 steps: the window has had others of its kind."""
+    random = np.random.default_rng(seed)
+    loss = 2.0 + random.gamma(2.0, 0.2, 1000) * np.where(random.random(1000) < 0.02, 2.0, 1.0)
+    assert stretches(loss, robust_scores(loss)) == []
 
 
 def test_spike_is_dated_and_scored(tmp_path: Path) -> None:

@@ -52,6 +52,16 @@ def test_a_spike_is_seen_on_its_step(step: int) -> None:
     assert unusual(losses, spike=0.0) == []
 
 
+@pytest.mark.parametrize(("height", "seen"), [(4.0, [150]), (1.0, [])])
+def test_a_loss_that_none_came_near_needs_a_lower_score(height: float, seen: list[int]) -> None:
+    """Losses of small batches wander by a sixth: 6 after 2 is a spike all the same, and a hard batch is none."""
+    draw = random.Random(0)
+    losses = [draw.gauss(2.0, 0.33) for _ in range(200)]
+    losses[150] = 2.0 + height
+    assert unusual(losses) == seen
+    assert unusual(losses, spike=30.0) == []
+
+
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
 def test_what_is_not_finite_is_always_unusual(loss: float) -> None:
     """From the first step on, and however high the score."""

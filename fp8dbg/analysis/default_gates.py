@@ -137,7 +137,8 @@ def loss_end(evidence: Evidence) -> Gate:
 def spikes(evidence: Evidence) -> Gate:
     """The loss never spikes: FP8 may have no part in it, but the run is not what it was meant to be."""
     found = find_spikes(evidence)
-    basis = f"{SCORE:.0f} robust deviations above the steps before, and {100 * RISE:.0f} %"
+    lone = f"{SCORE * 2 / 3:g} where none came near"
+    basis = f"{SCORE:g} robust deviations above the steps before ({lone}), and {100 * RISE:.0f} %"
     if not found:
         return Gate(SPIKE_RULE, True, "None.", basis)
     worst = max(found, key=lambda spike: spike.score if spike.score is not None else inf)

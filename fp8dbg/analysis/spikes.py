@@ -24,6 +24,10 @@ ENOUGH = 10
 SCORE = 15.0
 """Robust standard deviations that make a spike: Gaussian noise reaches 5.5 in 60,000 steps, small text batches 14."""
 
+LONE = 4.0
+"""Two thirds of ``SCORE`` are enough for a loss that rises this many times as far as any other in the window. Hard
+batches of healthy training on text rise up to 2.9 times as far (36 runs of 400 steps of 32 to 1,024 tokens)."""
+
 RISE = 0.05
 """And the share of the usual loss by which it must rise: a loss without noise has no spikes of a hair's width."""
 
@@ -84,7 +88,7 @@ def find_spikes(evidence: Evidence) -> list[Spike]:
     if np.isfinite(loss).sum() == 0:
         return []  # the loss was never logged: there is nothing to judge
     scores = robust_scores(loss)
-    spikes = [_spike(steps, loss, scores, first, last) for first, last in _stretches(loss, scores)]
+    spikes = [_spike(steps, loss, scores, first, last) for first, last in stretches(loss, scores)]
     worst = sorted(spikes, key=lambda s: -(s.score if s.score is not None else np.inf))[:AT_MOST]
     return [replace(s, first_movers=_first_movers(evidence, s.step)) if s in worst else s for s in spikes]
 
@@ -113,11 +117,21 @@ def robust_scores(loss: FloatArray) -> FloatArray:
     return scores
 
 
-def _stretches(loss: FloatArray, scores: FloatArray) -> list[tuple[int, int]]:
-    """First and last index of each stretch of spiking steps; steps before the first loss are no spike."""
+def stretches(loss: FloatArray, scores: FloatArray) -> list[tuple[int, int]]:
+    """First and last index of each stretch of spiking steps; steps before the first loss are no spike.
+
+    Args:
+        loss: [steps]; NaN where it is not known.
+        scores: its ``robust_scores``.
+    """
     lost = np.isnan(loss)
     lost[: int(np.flatnonzero(~lost)[0])] = False
-    out = np.flatnonzero((scores > SCORE) | lost)
+    high = scores > SCORE
+    for index in np.flatnonzero((scores > SCORE * 2 / 3) & ~high):
+        before = loss[max(0, index - WINDOW) : index]
+        usual = np.nanmedian(before[-ENOUGH:])
+        high[index] = loss[index] - usual > LONE * (np.nanmax(before) - usual)
+    out = np.flatnonzero(high | lost)
     parts = np.split(out, np.flatnonzero(np.diff(out) > 1) + 1) if len(out) else []
     return [(int(p[0]), int(p[-1])) for p in parts]
 

@@ -68,7 +68,8 @@ def attach(
             histograms out. With codes ``fp8dbg whatif`` is exact.
         trigger_steps: steps measured in full after a trigger: a loss that is not finite or spikes, a NaN in an operand,
             a figure past its limit; ten times as many follow in which nothing triggers. 0: nothing does.
-        spike: times the usual change from step to step by which a spike exceeds the usual loss; 0: none does.
+        spike: times the usual change from step to step by which a spike exceeds the usual loss; two thirds of it where
+            the rise is four times that of any of the last 50 losses; 0: none does.
         limits: figures of operands, on measured steps, past which they trigger, as "underflow_ratio > 0.5" or
             "layers.3.*:input saturated_ratio > 0.01".
         trigger_dump: ``layer:tensor`` globs of tensors saved whole on the steps after a trigger, and with them those of

@@ -53,7 +53,8 @@ class Settings:
         stop: record nothing, until it is false again.
         trigger_steps: steps measured in full after a trigger: a loss that is not finite or spikes, a NaN in an operand,
             a figure past its limit. 0: nothing triggers.
-        spike: times the usual change from step to step by which a spike exceeds the usual loss; 0: none does.
+        spike: times the usual change from step to step by which a spike exceeds the usual loss; two thirds of it where
+            the rise is four times that of any of the last 50 losses; 0: none does.
         limits: figures past which a tensor measured in full triggers, as "layers.3.*:input underflow_ratio > 0.5".
         trigger_dump: ``layer:tensor`` globs whose values are saved on the steps after a trigger, together with those of
             the last measured steps before it as far as they fit into a ring of 16 MiB.

@@ -28,6 +28,9 @@ of few tokens 7 (robust standard deviations of the difference of two losses)."""
 WINDOW, ENOUGH = 50, 10
 """Losses that a new one is compared with, and how many of them there must be."""
 
+LONE = 4.0
+"""Two thirds of ``SPIKE`` are enough for a loss that rises this many times as far as any other in the window."""
+
 RISE = 0.05
 """And the share of the usual loss by which it must rise: a loss without noise has no spikes of a hair's width."""
 
@@ -142,7 +145,8 @@ def _spike(last: list[float], step: int, loss: float, spike: float) -> str | Non
         return None
     usual = median(last[-ENOUGH:])
     change = 1.4826 * median(abs(b - a) for a, b in pairwise(last))
-    if loss - usual <= max(spike * change, RISE * abs(usual)):
+    lone = loss - usual > LONE * (max(last) - usual)
+    if loss - usual <= max(spike * change * (2 / 3 if lone else 1), RISE * abs(usual)):
         return None
     above = f", {(loss - usual) / change:.0f} times the usual change from step to step above it" if change else ""
     return f"The loss of step {step} is {loss:.6g}, where {usual:.6g} is usual{above}."
