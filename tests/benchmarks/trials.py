@@ -10,6 +10,9 @@ The noise of an effect is the standard deviation over the orders of that same pa
 how far the effect of this GEMM moves by chance: the scatter of the loss itself is mostly the batches', the same on both
 sides. It is taken to be no less than the median of its kind in the trial: a deviation of four values is itself off by
 40 %, and some of a hundred come out near zero; without that floor GEMMs without effect pass three times their noise.
+
+FP8 costs something without a fault, too, the head's GEMMs most. An effect is the fault's where it exceeds what the same
+change does in the same model without the fault, by as many times its noise.
 """
 
 from __future__ import annotations
@@ -166,14 +169,29 @@ class Trial:
     @cached_property
     def alone(self) -> dict[Gemm, Effect]:
         """What each GEMM in BF16 takes off the loss of FP8."""
-        return self._effects({gemm: _less(self.losses(), self.losses([gemm])) for gemm in self.gemms})
+        return self._effects({gemm: self._alone(gemm) for gemm in self.gemms})
 
     @cached_property
     def among_bf16(self) -> dict[Gemm, Effect]:
         """What each GEMM in FP8 adds to the loss of BF16."""
-        without = {gemm: [g for g in self.gemms if g != gemm] for gemm in self.gemms}
-        bf16 = self.losses(recipe=None)
-        return self._effects({gemm: _less(self.losses(others), bf16) for gemm, others in without.items()})
+        return self._effects({gemm: self._among_bf16(gemm) for gemm in self.gemms})
+
+    def _alone(self, gemm: Gemm) -> list[float]:
+        return _less(self.losses(), self.losses([gemm]))
+
+    def _among_bf16(self, gemm: Gemm) -> list[float]:
+        return _less(self.losses([other for other in self.gemms if other != gemm]), self.losses(recipe=None))
+
+    def by_fault(self, gemm: Gemm) -> bool:
+        """Whether an effect beyond chance is the fault's: what it exceeds that without the fault by is, too."""
+        kinds = ((self.alone, Trial._alone), (self.among_bf16, Trial._among_bf16))
+        for measured, kind in kinds:
+            effect = measured[gemm]
+            if effect.matters:
+                added = _less(kind(self, gemm), kind(self.well, gemm))
+                if Effect(fmean(added), max(stdev(added), effect.noise)).matters:
+                    return True
+        return False
 
     def effect(self, gemm: Gemm) -> Effect:
         """The larger effect."""
