@@ -11,8 +11,8 @@ how far the effect of this GEMM moves by chance: the scatter of the loss itself 
 sides. It is taken to be no less than the median of its kind in the trial: a deviation of four values is itself off by
 40 %, and some of a hundred come out near zero; without that floor GEMMs without effect pass three times their noise.
 
-FP8 costs something without a fault, too, the head's GEMMs most. An effect is the fault's where it exceeds what the same
-change does in the same model without the fault, by as many times its noise.
+FP8 costs something without a fault, too, the head's GEMMs most. An effect is the fault's where the same change does less
+than half as much in the same model without the fault.
 """
 
 from __future__ import annotations
@@ -183,15 +183,9 @@ class Trial:
         return _less(self.losses([other for other in self.gemms if other != gemm]), self.losses(recipe=None))
 
     def by_fault(self, gemm: Gemm) -> bool:
-        """Whether an effect beyond chance is the fault's: what it exceeds that without the fault by is, too."""
-        kinds = ((self.alone, Trial._alone), (self.among_bf16, Trial._among_bf16))
-        for measured, kind in kinds:
-            effect = measured[gemm]
-            if effect.matters:
-                added = _less(kind(self, gemm), kind(self.well, gemm))
-                if Effect(fmean(added), max(stdev(added), effect.noise)).matters:
-                    return True
-        return False
+        """Whether an effect beyond chance is the fault's, most of it."""
+        kinds = ((self.alone[gemm], self.well._alone), (self.among_bf16[gemm], self.well._among_bf16))
+        return any(effect.matters and 2 * fmean(without(gemm)) < effect.mean for effect, without in kinds)
 
     def effect(self, gemm: Gemm) -> Effect:
         """The larger effect."""
