@@ -22,7 +22,6 @@ class Prediction:
         in_plan: whether the plan keeps it in BF16.
         predicted: harm, in units of the loss; None where none was predicted or it could not be told.
         alone, among_bf16: measured (tests/benchmarks/trials.py).
-        by_fault: whether an effect beyond chance is the fault's; without it the GEMM does as much.
     """
 
     trial: str
@@ -31,7 +30,6 @@ class Prediction:
     predicted: float | None
     alone: Effect
     among_bf16: Effect
-    by_fault: bool
 
     @property
     def matters(self) -> bool:
@@ -54,28 +52,25 @@ def predictions(trial: Trial, found: Recommendation, plan: Collection[Gemm]) -> 
     harm = {(point.layer, point.gemm): point.harm for point in found.curve}
     name = f"{trial.fault.name} {trial.case.size} {trial.case.seed}"
     for gemm in trial.gemms:
-        alone, among = trial.alone[gemm], trial.among_bf16[gemm]
-        yield Prediction(name, gemm, gemm in plan, harm.get(gemm), alone, among, trial.by_fault(gemm))
+        yield Prediction(name, gemm, gemm in plan, harm.get(gemm), *trial.surely(gemm))
 
 
 def print_predictions(found: Sequence[Prediction]) -> float:
-    """Print those that were predicted to harm, or do; returns the share in a plan of those that do by the fault."""
+    """Print those that were predicted to harm, or do; returns the share of those that do which a plan has."""
     print(f"\n{'GEMM':58}{'plan':>5}{'predicted':>11}{'alone':>9}{'noise':>8}{'in BF16':>9}{'noise':>8}{'matters':>9}")
     for one in found:
         if one.matters or one.predicted or one.in_plan:
             effects = "".join(f"{e.mean:>9.4f}{e.noise:>8.4f}" for e in (one.alone, one.among_bf16))
-            mark = "yes" if one.in_plan else ""
-            matters = "yes" if one.by_fault else "anyway" if one.matters else ""
+            mark, matters = ("yes" if flag else "" for flag in (one.in_plan, one.matters))
             harm = "-" if one.predicted is None else f"{one.predicted:.4f}"
             print(f"{one.name:58}{mark:>5}{harm:>11}{effects}{matters:>9}")
     matter = [one for one in found if one.matters]
-    due = [one for one in matter if one.by_fault]
+    recall = sum(one.in_plan for one in matter) / len(matter) if matter else 1.0
     print(
-        f"of {len(found)} GEMMs {len(matter)} have an effect over {TIMES_NOISE:g} times its noise, "
-        f"{sum(one.in_plan for one in matter)} of them in a plan; {len(due)} have it by the fault, "
-        f"{sum(one.in_plan for one in due)} of them in a plan"
+        f"of {len(found)} GEMMs {len(matter)} have an effect over {TIMES_NOISE:g} times its noise; "
+        f"{100 * recall:.1f} % of those are in a plan"
     )
-    return sum(one.in_plan for one in due) / len(due) if due else 1.0
+    return recall
 
 
 def plot(found: Sequence[Prediction], path: Path) -> None:
@@ -101,12 +96,7 @@ _GROUPS = (
     ("within chance", "#b8bec8", lambda one: not one.matters and not one.in_plan),
     ("in a plan, within chance", "#8ab4f8", lambda one: not one.matters and one.in_plan),
     ("beyond chance, in a plan", "#1a56c4", lambda one: one.matters and one.in_plan),
-    (
-        "as much without the fault, in no plan",
-        "#e8a33d",
-        lambda one: one.matters and not one.by_fault and not one.in_plan,
-    ),
-    ("beyond chance by the fault, in no plan", "#c5221f", lambda one: one.by_fault and not one.in_plan),
+    ("beyond chance, in no plan", "#c5221f", lambda one: one.matters and not one.in_plan),
 )
 """Name, colour, and which GEMMs; the last is drawn on top."""
 
