@@ -150,20 +150,22 @@ def _print_others(trials: Iterable[Trial]) -> bool:
     """What the recommended action recovers, where FP8 changes the loss by more than chance; whether that is enough.
 
     A jump that FP8 clips makes the loss lower, not higher: it is the bad batch that costs, in BF16 all of it. What is
-    won back then is that FP8 does what BF16 does.
+    won back then is that FP8 does what BF16 does, and there is nothing to repair.
     """
     good = True
     for trial in trials:
         advice = recommended(trial.fault, trial.case)
         action = advice.instead[0] if advice.instead else None
         said = "nothing" if action is None else action.kind + (f" ({action.recipe})" if action.recipe else "")
-        share = trial.recovered(_taken(trial, action).loss()) if action and trial.gap.differs else None
-        print(
-            f"{_losses(trial)}  {said}: {'within chance' if share is None else f'recovers {100 * share:.1f} %'}"
-            f"; GEMMs in BF16: {len(planned(advice))}",
-            flush=True,
-        )
-        good &= not advice.plan and action is not None and (share is None or share >= ENOUGH)
+        shares = {}
+        if action and trial.gap.differs:
+            loss = _taken(trial, action).loss()
+            shares["recovers"] = trial.recovered(loss)
+            if trial.gap.matters:
+                shares["repairs"] = trial.repaired(loss)
+        won = ", ".join(f"{name} {100 * share:.1f} %" for name, share in shares.items()) or "within chance"
+        print(f"{_losses(trial)}  {said}: {won}; GEMMs in BF16: {len(planned(advice))}", flush=True)
+        good &= not advice.plan and action is not None and max(shares.values(), default=1.0) >= ENOUGH
     return good
 
 
