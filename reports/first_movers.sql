@@ -6,6 +6,7 @@
 --   healthy_from (integer, default NULL): first step of the window that the usual range is taken from
 --   deviations (number, default 8): how many robust standard deviations away counts as left
 --   at_least (number, default 1): and by how much at least: doublings for sizes, scales and kurtosis, 0.05 for ratios, 0.25 for zeros, 0.1 for rel_l2
+--   recent (integer, default 10): and by as much farther than any of so many readings before the first step that counts
 --   layers (text, default NULL): a JSON list of all layers in execution order, by which what moved on one step is ordered; NULL: by name
 --   at_most (integer, default 50): rows wanted
 -- Columns:
@@ -55,14 +56,26 @@ usual as (
     group by layer, tensor, figure
     having count(*) >= 3
 ),
-scored as (
+readings as (
     select
-        f.layer, f.tensor, f.figure, f.step, f.raw, u.usual,
-        abs(f.reading - u.middle) / greatest(u.spread, 1e-3) as score,
-        abs(f.reading - u.middle) >= greatest($deviations * u.spread, $at_least) as is_out
+        f.layer, f.tensor, f.figure, f.step, f.raw, u.usual, u.spread, abs(f.reading - u.middle) as distance,
+        row_number() over (partition by f.layer, f.tensor, f.figure, f.step < $since order by f.step desc) as ago
     from figures as f
     join usual as u using (layer, tensor, figure)
     where f.reading is not null
+),
+wandered as ( -- one that has just been as far away by itself says nothing
+    select layer, tensor, figure, max(distance) as distance
+    from readings
+    where step < $since and ago <= $recent
+    group by layer, tensor, figure
+),
+scored as (
+    select
+        r.layer, r.tensor, r.figure, r.step, r.raw, r.usual, r.distance / greatest(r.spread, 1e-3) as score,
+        r.distance >= greatest($deviations * r.spread, w.distance + $at_least) as is_out
+    from readings as r
+    join wandered as w using (layer, tensor, figure)
 ),
 left_range as ( -- the steps on which a figure was out and had not been at its reading before
     select *

@@ -68,7 +68,7 @@ class Losses:
 def test_the_search_ends_with_the_gemms_that_are_needed() -> None:
     """Two GEMMs of different layers and kinds among 24, in far fewer trials than there are sets of two."""
     losses = Losses({("layers.2", "fprop"), ("layers.6", "wgrad")})
-    found = search(UNITS, "gemms", Criterion(1.0, losses([]), 0.01), losses)
+    found = search(UNITS, "gemms", Criterion(1.0, losses([]), 0.01, 0.01), losses)
     assert found.plan.as_fallback() == {"layers.2": {"fprop": "bf16"}, "layers.6": {"wgrad": "bf16"}}
     assert losses.trials < 40
     assert "2 of 24 GEMMs" in found.detail
@@ -80,7 +80,7 @@ def test_the_search_ends_with_the_gemms_that_are_needed() -> None:
 def test_a_coarser_space_stops_earlier(space: str, gemms: dict[str, int]) -> None:
     """Whole layers, or kinds of GEMM over all layers."""
     losses = Losses({("layers.2", "fprop"), ("layers.6", "wgrad")})
-    found = search(UNITS, space, Criterion(1.0, losses([]), 0.01), losses)
+    found = search(UNITS, space, Criterion(1.0, losses([]), 0.01, 0.01), losses)
     assert {layer: len(kept) for layer, kept in found.plan.as_fallback().items()} == gemms
 
 
@@ -100,6 +100,10 @@ def test_what_counts_as_recovered() -> None:
     assert still.limit == pytest.approx(1.05)
     noisy = Criterion.from_repeats([0.9, 1.1], [2.0, 2.0])
     assert noisy.limit == pytest.approx(1.0 + 3 * 0.02**0.5)
+    chaotic = Criterion.from_repeats([1.0, 1.0], [1.8, 2.2])  # broken runs scatter; a set that is well does not
+    assert chaotic.limit == pytest.approx(1.05)
+    assert chaotic.harmed
+    assert not Criterion.from_repeats([1.0, 1.0], [0.8, 2.2]).harmed
     diverged = Criterion.from_repeats([1.0], [math.inf])
     assert diverged.harmed
     assert diverged.recovered(1.04)

@@ -141,6 +141,15 @@ def test_what_had_moved_long_before_is_not_first(tmp_path: Path) -> None:
     assert {(m["layer"], m["first_step"]) for m in spike.first_movers} == {("layers.3.up", 150)}
 
 
+@pytest.mark.parametrize(("times", "moved"), [(3.0, False), (30.0, True)])
+def test_what_has_just_been_as_far_away_by_itself_is_no_mover(times: float, moved: bool, tmp_path: Path) -> None:
+    """An amax that was three times its usual at 130 and 137 is so again at 145; only ten times as far tells."""
+    loss: Plant = {"table": "steps", "from_step": 150, "to_step": 150, "loss_times": 3.0}
+    wandering = [plant for step in (130, 137) for plant in amax_jump(step, 3.0, "layers.1.down")]
+    (spike,) = spikes_of(tmp_path, loss, *wandering, *amax_jump(145, times, "layers.1.down"))
+    assert [(m["figure"], m["first_step"]) for m in spike.first_movers[:1]] == [("amax", 145)] * moved
+
+
 @pytest.mark.parametrize(("tensor", "moved"), [("grad_weight", False), ("weight", True)])
 def test_the_kurtosis_of_a_gradient_is_no_sign(tensor: str, moved: bool, tmp_path: Path) -> None:
     """It swings by a factor of 20 in healthy training; that of a weight does not."""

@@ -76,12 +76,13 @@ class Criterion:
 
     Attributes:
         bf16, fp8: mean loss of the repeats of either; infinite where a run diverged.
-        spread: standard deviation between the repeats, the larger of both; 0 where there is one of each.
+        bf16_spread, fp8_spread: standard deviation between the repeats; 0 where there is one, or one diverged.
     """
 
     bf16: float
     fp8: float
-    spread: float
+    bf16_spread: float
+    fp8_spread: float
 
     @classmethod
     def from_repeats(cls, bf16: Sequence[float], fp8: Sequence[float]) -> Criterion:
@@ -95,29 +96,30 @@ class Criterion:
                 "With everything in BF16 the last losses are not finite, or were not recorded.",
                 "See the trial's log; log the loss with run.log, or call backward on a scalar loss.",
             )
-        spreads = [stdev(losses) for losses in (bf16, fp8) if len(losses) > 1 and all(map(math.isfinite, losses))]
-        return cls(mean(bf16), mean(fp8), max(spreads, default=0.0))
-
-    @property
-    def noise(self) -> float:
-        """By how much losses of equal runs may differ."""
-        return NOISE * self.spread + 1e-6 * abs(self.bf16)
+        return cls(mean(bf16), mean(fp8), _spread(bf16), _spread(fp8))
 
     @property
     def limit(self) -> float:
-        """The largest loss that counts as recovered."""
+        """The largest loss that counts as recovered: how far broken runs scatter says nothing of one that is well."""
         gap = self.fp8 - self.bf16
         allowed = (1 - RECOVERED) * (gap if math.isfinite(gap) else abs(self.bf16))
-        return self.bf16 + max(self.noise, allowed)
+        return self.bf16 + max(self._noise(self.bf16_spread), allowed)
 
     @property
     def harmed(self) -> bool:
-        """Whether FP8 costs anything beyond the noise."""
-        return not self.fp8 <= self.bf16 + self.noise
+        """Whether FP8 costs anything beyond the noise, of whichever scatters more."""
+        return not self.fp8 <= self.bf16 + self._noise(max(self.bf16_spread, self.fp8_spread))
+
+    def _noise(self, spread: float) -> float:
+        return NOISE * spread + 1e-6 * abs(self.bf16)
 
     def recovered(self, loss: float) -> bool:
         """Whether a trial with this loss is as good as BF16; one that diverged is not."""
         return loss <= self.limit
+
+
+def _spread(losses: Sequence[float]) -> float:
+    return stdev(losses) if len(losses) > 1 and all(map(math.isfinite, losses)) else 0.0
 
 
 @dataclass(frozen=True)
