@@ -232,8 +232,9 @@ def test_the_readme_shows_what_the_demo_prints() -> None:
 
 
 def _words(text: str) -> list[str]:
-    """Words without what depends on the machine: numbers, trends, and what is barely worth watching, or not."""
+    """Words without what depends on the machine: numbers, trends, what is barely worth watching, a plan's GEMMs."""
     text = re.sub(r"(?m)^watch .*|^docs/verdicts.md explains .*", "", text)
+    text = re.sub(r"(?m)^(  layers\S+) .*", r"\1", text)
     return re.sub(r"\d[\d,.]*", "0", re.sub(r"[▁▂▃▄▅▆▇█]+", "", text)).split()
 
 
