@@ -70,20 +70,11 @@ wandered as ( -- one that has just been as far away by itself says nothing
     where step < $since and ago <= $recent
     group by layer, tensor, figure
 ),
-scored as (
-    select
-        r.layer, r.tensor, r.figure, r.step, r.raw, r.usual, r.distance / greatest(r.spread, 1e-3) as score,
-        r.distance >= greatest($deviations * r.spread, w.distance + $at_least) as is_out
+moved as (
+    select r.*, r.distance / greatest(r.spread, 1e-3) as score
     from readings as r
     join wandered as w using (layer, tensor, figure)
-),
-left_range as ( -- the steps on which a figure was out and had not been at its reading before
-    select *
-    from (
-        select *, lag(is_out, 1, false) over (partition by layer, tensor, figure order by step) as was_out
-        from scored
-    )
-    where step >= $since and is_out and not was_out
+    where r.step >= $since and r.distance >= greatest($deviations * r.spread, w.distance + $at_least)
 ),
 places as (
     select name as layer, row_number() over () as place
@@ -92,7 +83,7 @@ places as (
 select
     layer, tensor, figure, min(step) as first_step, $step - min(step) as steps_before,
     arg_min(raw, step) as "value", any_value(usual) as usual, arg_min(score, step) as score
-from left_range
+from moved
 left join places using (layer)
 group by layer, tensor, figure
 order by

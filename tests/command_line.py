@@ -57,12 +57,12 @@ def in_a_process(*arguments: object, place: Path | None = None, before: str = ""
 def started(*arguments: object, **options: object) -> subprocess.Popen[str]:
     """The same, running; options are Popen's own. It can be interrupted, though tests in the background cannot."""
     command = [sys.executable, "-m", "fp8dbg", *map(str, arguments)]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "preexec_fn": _interruptible}
-    return subprocess.Popen(command, text=True, env=environment(), **pipes | options)  # type: ignore[call-overload,no-any-return]
-
-
-def _interruptible() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, it would stay so in the new process
+    try:
+        return subprocess.Popen(command, text=True, env=environment(), **pipes | options)  # type: ignore[call-overload,no-any-return]
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def environment(**variables: str) -> dict[str, str]:

@@ -28,7 +28,7 @@ from fp8dbg.analysis.rules import (
 )
 from fp8dbg.analysis.run import Run
 from fp8dbg.analysis.scales import reach
-from fp8dbg.analysis.spikes import RISE, SCORE, find_spikes
+from fp8dbg.analysis.spikes import LONE_SCORE, RISE, SCORE, find_spikes
 from fp8dbg.analysis.verdicts import shared
 from fp8dbg.numerics.formats import FORMATS
 from fp8dbg.runs.schema import OPERANDS
@@ -137,7 +137,7 @@ def loss_end(evidence: Evidence) -> Gate:
 def spikes(evidence: Evidence) -> Gate:
     """The loss never spikes: FP8 may have no part in it, but the run is not what it was meant to be."""
     found = find_spikes(evidence)
-    lone = f"{SCORE * 2 / 3:g} where none came near"
+    lone = f"{LONE_SCORE:g} where none came near"
     basis = f"{SCORE:g} robust deviations above the steps before ({lone}), and {100 * RISE:.0f} %"
     if not found:
         return Gate(SPIKE_RULE, True, "None.", basis)
